@@ -1,0 +1,51 @@
+// The request of one scaled GEMM: out(m,n) = sum over k of lhs(m,k)·rhs(n,k), with scales per tile.
+// GemmDesc is what a kernel decides on (printed in one line by explain); GemmBuffers is what it
+// runs on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/fp8.h"
+
+namespace jax_fp8 {
+
+enum class OutType : uint8_t { kF32, kBF16, kF16 };
+
+// What one operand looks like to the contraction: `rows` is m for lhs and n for rhs.
+struct OperandDesc {
+  Format format;
+  bool k_contiguous;  // "mk"/"nk" in memory; false: "km"/"kn"
+  int64_t tile_rows;  // rows that one scale covers, 1 … rows
+  int64_t tile_k;     // k that one scale covers, 1 … k
+};
+
+struct GemmDesc {
+  int64_t m, n, k;
+  OperandDesc lhs, rhs;
+  OutType out;
+  std::string accumulation = "native";
+  int64_t promotion_interval = 0;  // 0: none
+};
+
+// One operand of one matrix product. Scales are addressed by strides, so that no caller has to
+// transpose them: the scale of (row r, index k) is scale[r / tile_rows * scale_row_stride +
+// k / tile_k * scale_k_stride].
+struct OperandBuffer {
+  const uint8_t* values;
+  int64_t leading_stride;  // elements from one row to the next (k_contiguous) or one k to the next
+  const float* scale;
+  int64_t scale_row_stride, scale_k_stride;
+};
+
+// One product of a batch; `out` is row-major with row stride n.
+struct GemmBuffers {
+  OperandBuffer lhs, rhs;
+  void* out;
+};
+
+// "m=17 n=64 k=128 e4m3fn[1x128,mk]·e5m2[128x128,nk]->f32"
+std::string ToString(const GemmDesc& desc);
+
+}  // namespace jax_fp8

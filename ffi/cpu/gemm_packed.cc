@@ -1,0 +1,268 @@
+// The driver of the packed GEMM: cuts the outputs into tasks, and walks each task block by block
+// along k, panel by panel along n and tile by tile along m.
+//
+// In a task, one k block of all its lhs rows is packed (it stays in L2), then one rhs panel at a
+// time (L1), which all row tiles use at once. Tiles stay in contiguous scratch until their last
+// block: written straight to the output, a tile's rows could all fall into the same L1 set.
+#include "cpu/gemm_packed.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+
+#include "cpu/k_blocking.h"
+#include "cpu/kernels.h"
+#include "cpu/scratch.h"
+
+namespace jax_fp8 {
+namespace {
+
+// Bounds on one task's part of a product. They bound its scratch too (about 2 MB; 3 MB if chains
+// cross blocks), and make packing, which every task does for itself, about 2 % of its work.
+constexpr int64_t kMaxTaskRows = 512, kMaxTaskCols = 512;
+// No product is cut, and small products are put together, so that a task has fewer multiplications
+// than this (about 10 us of work): waking a thread takes as long.
+constexpr int64_t kMinMultiplications = int64_t{1} << 20;
+// More tasks than threads, so that a thread which starts late or is disturbed can do fewer.
+constexpr int64_t kTasksPerThread = 4;
+
+constexpr size_t kAlignment = 64;
+
+int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
+
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+// Part `part` of [0, size) cut into `num_parts` about equal parts, at multiples of `unit`.
+Range Part(int64_t size, int64_t num_parts, int64_t unit, int64_t part) {
+  const int64_t num_units = CeilDiv(size, unit);
+  return {std::min(size, num_units * part / num_parts * unit),
+          std::min(size, num_units * (part + 1) / num_parts * unit)};
+}
+
+// How a batch of products is cut into tasks: each product into a grid of parts, or whole products
+// put together.
+struct TaskGrid {
+  int64_t num_row_parts, num_col_parts;
+  int64_t parts_per_task = 1;
+  int64_t num_parts;  // of the whole batch
+
+  TaskGrid(const GemmDesc& desc, int64_t batch_size, int64_t num_threads)
+      : num_row_parts(CeilDiv(desc.m, kMaxTaskRows)), num_col_parts(CeilDiv(desc.n, kMaxTaskCols)) {
+    const double multiplications = static_cast<double>(desc.m) * desc.n * desc.k;
+    const int64_t max_useful_parts = static_cast<int64_t>(multiplications / kMinMultiplications);
+    const int64_t wanted_parts =
+        num_threads == 1
+            ? 1
+            : std::min(CeilDiv(kTasksPerThread * num_threads, batch_size), max_useful_parts);
+    while (num_row_parts * num_col_parts < wanted_parts) {
+      const int64_t rows = CeilDiv(desc.m, num_row_parts), cols = CeilDiv(desc.n, num_col_parts);
+      if (cols >= rows && cols > kMaxPackedCols) {
+        ++num_col_parts;
+      } else if (rows > kTileRows) {
+        ++num_row_parts;
+      } else {
+        break;
+      }
+    }
+    num_parts = batch_size * num_row_parts * num_col_parts;
+    if (max_useful_parts == 0) {
+      parts_per_task = static_cast<int64_t>(kMinMultiplications / multiplications);
+    }
+  }
+  int64_t num_tasks() const { return CeilDiv(num_parts, parts_per_task); }
+};
+
+// One thread's memory for one task.
+struct Workspace {
+  uint32_t* lhs;     // [row][kLhsRowStride]
+  uint32_t* rhs;     // [panel][kPanelSize], the two panels of kMaxPackedCols columns
+  float* lhs_scale;  // [segment][row]
+  float* rhs_scale;  // [segment][kMaxPackedCols]
+  float* acc;        // [panel][row tile][kTileSize]
+  float* partial;    // the same, where chains cross blocks
+
+  // Sets the pointers into the thread's scratch. False if there is no memory.
+  bool Reserve(int64_t num_rows, int64_t num_tiles, int max_segments, bool separate_partial) {
+    size_t size_bytes = 0;
+    auto place = [&size_bytes](int64_t words) {
+      const size_t offset = size_bytes;
+      size_bytes += (words * 4 + kAlignment - 1) / kAlignment * kAlignment;
+      return offset;
+    };
+    const size_t lhs_offset = place(num_rows * kLhsRowStride);
+    const size_t rhs_offset = place(kMaxPackedCols / kTileCols * kPanelSize);
+    const size_t lhs_scale_offset = place(num_rows * max_segments);
+    const size_t rhs_scale_offset = place(int64_t{kMaxPackedCols} * max_segments);
+    const size_t acc_offset = place(num_tiles * kTileSize);
+    const size_t partial_offset = separate_partial ? place(num_tiles * kTileSize) : acc_offset;
+    char* base = static_cast<char*>(Scratch::OfThisThread().Reserve(size_bytes));
+    if (base == nullptr) return false;
+    lhs = reinterpret_cast<uint32_t*>(base + lhs_offset);
+    rhs = reinterpret_cast<uint32_t*>(base + rhs_offset);
+    lhs_scale = reinterpret_cast<float*>(base + lhs_scale_offset);
+    rhs_scale = reinterpret_cast<float*>(base + rhs_scale_offset);
+    acc = reinterpret_cast<float*>(base + acc_offset);
+    partial = reinterpret_cast<float*>(base + partial_offset);
+    return true;
+  }
+};
+
+// Rows `rows` of one operand, from `k_begin` on.
+PackSource SourceOf(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
+                    int64_t k_begin, const KRun* runs, int num_runs) {
+  const int64_t row_stride = desc.k_contiguous ? buffer.leading_stride : 1;
+  const int64_t k_stride = desc.k_contiguous ? 1 : buffer.leading_stride;
+  return {.values = buffer.values + rows.begin * row_stride + k_begin * k_stride,
+          .leading_stride = buffer.leading_stride,
+          .format = desc.format,
+          .k_contiguous = desc.k_contiguous,
+          .num_rows = static_cast<int>(rows.size()),
+          .runs = runs,
+          .num_runs = num_runs};
+}
+
+// The scale of each row of `rows` at `k`, one per row however many rows share it.
+void ExpandScales(const OperandDesc& desc, const OperandBuffer& buffer, Range rows, int64_t k,
+                  float* expanded) {
+  const float* scale = buffer.scale + k / desc.tile_k * buffer.scale_k_stride;
+  for (int64_t row = rows.begin; row < rows.end;) {
+    const int64_t tile = row / desc.tile_rows;
+    const int64_t end = std::min(rows.end, (tile + 1) * desc.tile_rows);
+    std::fill(expanded + (row - rows.begin), expanded + (end - rows.begin),
+              scale[tile * buffer.scale_row_stride]);
+    row = end;
+  }
+}
+
+class Task {
+ public:
+  Task(const PackedGemmIsa& isa, const GemmDesc& desc, const KBlocking& k_blocking,
+       const GemmBuffers& buffers, Range rows, Range cols)
+      : isa_(isa),
+        desc_(desc),
+        k_blocking_(k_blocking),
+        buffers_(buffers),
+        rows_(rows),
+        cols_(cols),
+        num_row_tiles_(CeilDiv(rows.size(), kTileRows)) {}
+
+  // False if there is no memory.
+  bool Run() {
+    const int64_t num_tiles =
+        NeedsAllTiles() ? CeilDiv(cols_.size(), kTileCols) * num_row_tiles_ : 1;
+    if (!workspace_.Reserve(rows_.size(), num_tiles, k_blocking_.max_segments(),
+                            scales_vary_along_k_ && k_blocking_.chains_cross_blocks())) {
+      return false;
+    }
+    for (const KBlocking::Block& block : k_blocking_.blocks()) {
+      isa_.pack_lhs(Source(desc_.lhs, buffers_.lhs, rows_, block), workspace_.lhs);
+      ExpandBlockScales(desc_.lhs, buffers_.lhs, rows_, block, rows_.size(), workspace_.lhs_scale);
+      // Columns packed at a time: one panel, or the two that a row of a kn rhs gives at once.
+      const int64_t step = desc_.rhs.k_contiguous ? kTileCols : kMaxPackedCols;
+      for (int64_t col = cols_.begin; col < cols_.end; col += step) {
+        const Range packed{col, std::min(col + step, cols_.end)};
+        isa_.pack_rhs(Source(desc_.rhs, buffers_.rhs, packed, block), workspace_.rhs);
+        ExpandBlockScales(desc_.rhs, buffers_.rhs, packed, block, kMaxPackedCols,
+                          workspace_.rhs_scale);
+        for (int64_t first = packed.begin; first < packed.end; first += kTileCols) {
+          MultiplyPanel(block, packed.begin, {first, std::min(first + kTileCols, packed.end)});
+        }
+      }
+    }
+    return true;
+  }
+
+ private:
+  // With a single block each tile is finished, and stored, before the next one starts.
+  bool NeedsAllTiles() const { return k_blocking_.blocks().size() > 1; }
+
+  PackSource Source(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
+                    const KBlocking::Block& block) const {
+    return SourceOf(desc, buffer, rows, block.k_begin, k_blocking_.runs(block), block.num_runs);
+  }
+
+  void ExpandBlockScales(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
+                         const KBlocking::Block& block, int64_t segment_stride,
+                         float* expanded) const {
+    for (int i = 0; i < block.num_segments; ++i) {
+      const Segment& segment = k_blocking_.segments(block)[i];
+      if (!segment.ends_piece) continue;
+      ExpandScales(desc, buffer, rows, block.k_begin + segment.k_begin,
+                   expanded + i * segment_stride);
+    }
+  }
+
+  // All row tiles times the panel that holds columns `cols`, packed from column `packed_begin` on.
+  void MultiplyPanel(const KBlocking::Block& block, int64_t packed_begin, Range cols) const {
+    const int64_t packed_panel = (cols.begin - packed_begin) / kTileCols;
+    const int64_t panel = (cols.begin - cols_.begin) / kTileCols;
+    const bool is_last_block = &block == &k_blocking_.blocks().back();
+    for (int64_t tile = 0; tile < num_row_tiles_; ++tile) {
+      // Tiles of about equal height: a last tile of one row would cost nearly a full one.
+      const Range rows = Part(rows_.size(), num_row_tiles_, 1, tile);
+      const int64_t tile_offset = NeedsAllTiles() ? (panel * num_row_tiles_ + tile) * kTileSize : 0;
+      const TileProduct product{.lhs = workspace_.lhs + rows.begin * kLhsRowStride,
+                                .rhs = workspace_.rhs + packed_panel * kPanelSize,
+                                .num_rows = static_cast<int>(rows.size()),
+                                .segments = k_blocking_.segments(block),
+                                .num_segments = block.num_segments,
+                                .lhs_scale = workspace_.lhs_scale + rows.begin,
+                                .rhs_scale = workspace_.rhs_scale + packed_panel * kTileCols,
+                                .lhs_scale_stride = rows_.size(),
+                                .scales_vary_along_k = scales_vary_along_k_,
+                                .partial = workspace_.partial + tile_offset,
+                                .acc = workspace_.acc + tile_offset};
+      isa_.multiply(product);
+      if (is_last_block)
+        StoreTile(product.acc, {rows_.begin + rows.begin, rows_.begin + rows.end}, cols);
+    }
+  }
+
+  void StoreTile(const float* acc, Range rows, Range cols) const {
+    const int64_t element_bytes = desc_.out == OutType::kF32 ? 4 : 2;
+    isa_.store({.acc = acc,
+                .out = static_cast<char*>(buffers_.out) +
+                       (rows.begin * desc_.n + cols.begin) * element_bytes,
+                .out_stride = desc_.n,
+                .type = desc_.out,
+                .num_rows = static_cast<int>(rows.size()),
+                .num_cols = static_cast<int>(cols.size())});
+  }
+
+  const PackedGemmIsa& isa_;
+  const GemmDesc& desc_;
+  const KBlocking& k_blocking_;
+  const GemmBuffers& buffers_;
+  const Range rows_, cols_;
+  const int64_t num_row_tiles_;
+  const bool scales_vary_along_k_ = desc_.lhs.tile_k < desc_.k || desc_.rhs.tile_k < desc_.k;
+  Workspace workspace_;
+};
+
+}  // namespace
+
+bool RunGemmAvx512Bf16(const GemmDesc& desc, std::span<const GemmBuffers> batch,
+                       const ParallelFor& parallel_for) {
+  const KBlocking k_blocking(desc.k, desc.lhs.tile_k, desc.rhs.tile_k);
+  const TaskGrid grid(desc, static_cast<int64_t>(batch.size()), parallel_for.num_threads);
+  std::atomic<bool> has_memory = true;
+  auto run_part = [&](int64_t part) {
+    const Range rows =
+        Part(desc.m, grid.num_row_parts, kTileRows, part / grid.num_col_parts % grid.num_row_parts);
+    const Range cols = Part(desc.n, grid.num_col_parts, kMaxPackedCols, part % grid.num_col_parts);
+    const GemmBuffers& buffers = batch[part / (grid.num_row_parts * grid.num_col_parts)];
+    Task task(*kPackedGemmAvx512Bf16, desc, k_blocking, buffers, rows, cols);
+    if (!task.Run()) has_memory = false;
+  };
+  parallel_for(grid.num_tasks(), [&](int64_t task) {
+    const int64_t begin = task * grid.parts_per_task;
+    const int64_t end = std::min(begin + grid.parts_per_task, grid.num_parts);
+    for (int64_t part = begin; part < end; ++part) run_part(part);
+  });
+  return has_memory;
+}
+
+}  // namespace jax_fp8

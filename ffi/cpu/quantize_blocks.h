@@ -1,0 +1,16 @@
+// From row operations to kernels: any shape, any tile, several threads.
+#pragma once
+
+#include "common/parallel.h"
+#include "common/quantize_desc.h"
+#include "cpu/quantize_row_ops.h"
+
+namespace jax_fp8 {
+
+void QuantizeBlocks(const QuantizeRowOps& ops, const QuantizeDesc& desc,
+                    const QuantizeBuffers& buffers, const ParallelFor& parallel_for);
+
+void DequantizeBlocks(const QuantizeRowOps& ops, const DequantizeDesc& desc,
+                      const DequantizeBuffers& buffers, const ParallelFor& parallel_for);
+
+}  // namespace jax_fp8

@@ -1,0 +1,248 @@
+// The CPU handler of "jax_fp8.gemm.v1": checks everything that protects memory, turns XLA's buffers
+// into one GemmDesc and one GemmBuffers per batch element, and runs the kernel that takes them.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "common/gemm_desc.h"
+#include "common/parallel.h"
+#include "cpu/kernels.h"
+#include "handlers/gemm_handlers.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_fp8 {
+namespace {
+
+namespace ffi = xla::ffi;
+using Dims = ffi::AnyBuffer::Dimensions;
+
+int64_t CeilDiv(int64_t size, int64_t tile) { return size / tile + (size % tile != 0); }
+
+std::string ToString(Dims dims) {
+  std::string text = "(";
+  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+  return text + ")";
+}
+
+ffi::Error Invalid(const std::string& message) {
+  return ffi::Error::InvalidArgument("jax_fp8.gemm: " + message);
+}
+
+// One operand with its scale and attributes, as XLA passes them.
+struct OperandArgs {
+  const char* name;     // "lhs", "rhs"
+  const char* row_dim;  // "m", "n"
+  ffi::AnyBuffer values, scale;
+  std::string_view layout;
+  ffi::Span<const int64_t> tile;
+};
+
+// The last two dims of an operand and its scale, told apart by layout.
+struct OperandSizes {
+  bool k_contiguous;
+  int64_t rows, k, tile_rows, tile_k, scale_rows, scale_k;
+};
+
+bool ParseFormat(ffi::DataType type, Format* format) {
+  if (type == ffi::DataType::F8E4M3FN) return *format = Format::kE4M3FN, true;
+  if (type == ffi::DataType::F8E5M2) return *format = Format::kE5M2, true;
+  return false;
+}
+
+bool ParseOutType(ffi::DataType type, OutType* out) {
+  if (type == ffi::DataType::F32) return *out = OutType::kF32, true;
+  if (type == ffi::DataType::BF16) return *out = OutType::kBF16, true;
+  if (type == ffi::DataType::F16) return *out = OutType::kF16, true;
+  return false;
+}
+
+// Reads and checks one operand against the dims of `out`, of which `rows` is the one it must have.
+ffi::Error ReadOperand(const OperandArgs& args, Dims out, int64_t rows, OperandDesc* desc,
+                       OperandSizes* sizes) {
+  const std::string name = args.name, row_dim = args.row_dim;
+  const Dims dims = args.values.dimensions(), scale_dims = args.scale.dimensions();
+  if (!ParseFormat(args.values.element_type(), &desc->format)) {
+    return Invalid(name + " must be float8_e4m3fn or float8_e5m2");
+  }
+  if (args.scale.element_type() != ffi::DataType::F32) {
+    return Invalid(name + "_scale must be float32");
+  }
+  if (dims.size() != out.size() || scale_dims.size() != out.size()) {
+    return Invalid(name + ToString(dims) + ", " + name + "_scale" + ToString(scale_dims) +
+                   " and out" + ToString(out) + " must have the same number of dims");
+  }
+  if (args.layout != row_dim + "k" && args.layout != "k" + row_dim) {
+    return Invalid(name + "_layout must be '" + row_dim + "k' or 'k" + row_dim + "', is '" +
+                   std::string(args.layout) + "'");
+  }
+  if (args.tile.size() != 2 || args.tile[0] < 1 || args.tile[1] < 1) {
+    return Invalid(name + "_tile must be two sizes >= 1");
+  }
+  const size_t batch_rank = out.size() - 2;
+  for (size_t i = 0; i < batch_rank; ++i) {
+    if ((dims[i] != 1 && dims[i] != out[i]) || (scale_dims[i] != 1 && scale_dims[i] != out[i])) {
+      return Invalid("batch dim " + std::to_string(i) + " of " + name + ToString(dims) + " and " +
+                     name + "_scale" + ToString(scale_dims) + " must be 1 or that of out" +
+                     ToString(out));
+    }
+  }
+  const bool k_contiguous = args.layout[1] == 'k';
+  const size_t row_idx = batch_rank + (k_contiguous ? 0 : 1);
+  const size_t k_idx = batch_rank + (k_contiguous ? 1 : 0);
+  *sizes = {k_contiguous, dims[row_idx],       dims[k_idx],      args.tile[0],
+            args.tile[1], scale_dims[row_idx], scale_dims[k_idx]};
+  if (sizes->rows != rows) {
+    return Invalid(name + ToString(dims) + " has " + row_dim + "=" + std::to_string(sizes->rows) +
+                   ", out" + ToString(out) + " has " + row_dim + "=" + std::to_string(rows));
+  }
+  if (sizes->scale_rows != CeilDiv(sizes->rows, sizes->tile_rows) ||
+      sizes->scale_k != CeilDiv(sizes->k, sizes->tile_k)) {
+    return Invalid(name + "_scale" + ToString(scale_dims) + " does not have one scale per tile (" +
+                   std::to_string(sizes->tile_rows) + ", " + std::to_string(sizes->tile_k) +
+                   ") of (" + row_dim + "=" + std::to_string(sizes->rows) +
+                   ", k=" + std::to_string(sizes->k) + ")");
+  }
+  // A tile larger than the operand is the whole operand.
+  desc->k_contiguous = k_contiguous;
+  desc->tile_rows = std::clamp<int64_t>(sizes->tile_rows, 1, std::max<int64_t>(sizes->rows, 1));
+  desc->tile_k = std::clamp<int64_t>(sizes->tile_k, 1, std::max<int64_t>(sizes->k, 1));
+  return ffi::Error::Success();
+}
+
+// How many of the innermost batch dims fold into m, so that vmap over a few rows each runs as one
+// product. Each output still is the same sum of the same terms. Updates desc->m and lhs tile_rows.
+size_t FoldBatchIntoM(const OperandArgs& lhs, const OperandArgs& rhs, Dims out, GemmDesc* desc) {
+  if (!desc->lhs.k_contiguous) return 0;
+  size_t num_folded = 0;
+  for (size_t i = out.size() - 2; i-- > 0; ++num_folded) {
+    const int64_t size = out[i];
+    const bool rhs_is_shared = rhs.values.dimensions()[i] == 1 && rhs.scale.dimensions()[i] == 1;
+    if (lhs.values.dimensions()[i] != size || !rhs_is_shared) break;
+    // Tiles of the folded m must be the tiles of each m in turn, or one tile over everything.
+    if (lhs.scale.dimensions()[i] == size && desc->m % desc->lhs.tile_rows == 0) {
+      desc->m *= size;
+    } else if (lhs.scale.dimensions()[i] == 1 && desc->lhs.tile_rows == desc->m) {
+      desc->m *= size;
+      desc->lhs.tile_rows = desc->m;
+    } else {
+      break;
+    }
+  }
+  return num_folded;
+}
+
+int64_t Product(Dims dims, size_t begin, size_t end) {
+  int64_t product = 1;
+  for (size_t i = begin; i < end; ++i) product *= dims[i];
+  return product;
+}
+
+// Element offset of the matrix that batch element `batch_idx` (row-major over out's first
+// `batch_rank` dims) reads from a buffer in which some of these dims are broadcast.
+int64_t BatchOffset(Dims dims, Dims out, size_t batch_rank, int64_t batch_idx) {
+  int64_t offset = 0, stride = Product(dims, batch_rank, dims.size());
+  for (size_t i = batch_rank; i-- > 0;) {
+    if (dims[i] != 1) offset += batch_idx % out[i] * stride;
+    batch_idx /= out[i];
+    stride *= dims[i];
+  }
+  return offset;
+}
+
+OperandBuffer BatchElement(const OperandArgs& args, const OperandSizes& sizes, Dims out,
+                           size_t batch_rank, int64_t batch_idx) {
+  const auto* values = static_cast<const uint8_t*>(args.values.untyped_data());
+  const auto* scale = static_cast<const float*>(args.scale.untyped_data());
+  return {.values = values + BatchOffset(args.values.dimensions(), out, batch_rank, batch_idx),
+          .leading_stride = sizes.k_contiguous ? sizes.k : sizes.rows,
+          .scale = scale + BatchOffset(args.scale.dimensions(), out, batch_rank, batch_idx),
+          .scale_row_stride = sizes.k_contiguous ? sizes.scale_k : 1,
+          .scale_k_stride = sizes.k_contiguous ? 1 : sizes.scale_rows};
+}
+
+ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer rhs_values,
+                ffi::AnyBuffer lhs_scale, ffi::AnyBuffer rhs_scale, ffi::Result<ffi::AnyBuffer> out,
+                std::string_view lhs_layout, std::string_view rhs_layout,
+                ffi::Span<const int64_t> lhs_tile, ffi::Span<const int64_t> rhs_tile,
+                std::string_view kernel, std::string_view accumulation,
+                int64_t promotion_interval) {
+  const OperandArgs lhs{"lhs", "m", lhs_values, lhs_scale, lhs_layout, lhs_tile};
+  const OperandArgs rhs{"rhs", "n", rhs_values, rhs_scale, rhs_layout, rhs_tile};
+  const Dims out_dims = out->dimensions();
+  if (out_dims.size() < 2) return Invalid("out" + ToString(out_dims) + " must have dims m and n");
+
+  const size_t rank = out_dims.size();
+  GemmDesc desc{.m = out_dims[rank - 2],
+                .n = out_dims[rank - 1],
+                .k = 0,
+                .lhs = {},
+                .rhs = {},
+                .out = OutType::kF32,
+                .accumulation = std::string(accumulation),
+                .promotion_interval = promotion_interval};
+  OperandSizes lhs_sizes, rhs_sizes;
+  if (auto error = ReadOperand(lhs, out_dims, desc.m, &desc.lhs, &lhs_sizes); error.failure()) {
+    return error;
+  }
+  if (auto error = ReadOperand(rhs, out_dims, desc.n, &desc.rhs, &rhs_sizes); error.failure()) {
+    return error;
+  }
+  if (lhs_sizes.k != rhs_sizes.k) {
+    return Invalid("lhs" + ToString(lhs.values.dimensions()) +
+                   " has k=" + std::to_string(lhs_sizes.k) + ", rhs" +
+                   ToString(rhs.values.dimensions()) + " has k=" + std::to_string(rhs_sizes.k));
+  }
+  desc.k = lhs_sizes.k;
+  if (!ParseOutType(out->element_type(), &desc.out)) {
+    return Invalid("out must be float32, bfloat16 or float16");
+  }
+
+  std::string reasons;
+  const GemmKernel* row = Pick(GemmKernels(), desc, kernel, &reasons);
+  if (row == nullptr) return Invalid(reasons);
+  if (out->element_count() == 0) return ffi::Error::Success();
+  if (desc.k == 0) {
+    std::memset(out->untyped_data(), 0, out->size_bytes());
+    return ffi::Error::Success();
+  }
+
+  const size_t batch_rank = rank - 2 - FoldBatchIntoM(lhs, rhs, out_dims, &desc);
+  const int64_t out_bytes = desc.m * desc.n * (desc.out == OutType::kF32 ? 4 : 2);
+  std::vector<GemmBuffers> batch(Product(out_dims, 0, batch_rank));
+  for (size_t i = 0; i < batch.size(); ++i) {
+    batch[i] = {.lhs = BatchElement(lhs, lhs_sizes, out_dims, batch_rank, i),
+                .rhs = BatchElement(rhs, rhs_sizes, out_dims, batch_rank, i),
+                .out = static_cast<char*>(out->untyped_data()) + i * out_bytes};
+  }
+  if (!row->run(desc, batch, OnPool(pool))) {
+    return ffi::Error(
+        ffi::ErrorCode::kResourceExhausted,
+        "jax_fp8.gemm: no memory for the scratch of kernel " + std::string(row->name));
+  }
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(kGemm, Gemm,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // lhs
+                           .Arg<ffi::AnyBuffer>()  // rhs
+                           .Arg<ffi::AnyBuffer>()  // lhs_scale
+                           .Arg<ffi::AnyBuffer>()  // rhs_scale
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Attr<std::string_view>("lhs_layout")
+                           .Attr<std::string_view>("rhs_layout")
+                           .Attr<ffi::Span<const int64_t>>("lhs_tile")
+                           .Attr<ffi::Span<const int64_t>>("rhs_tile")
+                           .Attr<std::string_view>("kernel")
+                           .Attr<std::string_view>("accumulation")
+                           .Attr<int64_t>("promotion_interval"));
+
+}  // namespace
+
+std::vector<Registration> GemmRegistrations() {
+  return {{"jax_fp8.gemm.v1", "cpu", reinterpret_cast<void*>(kGemm)}};
+}
+
+}  // namespace jax_fp8

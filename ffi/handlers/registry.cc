@@ -1,0 +1,73 @@
+// Collects what the handlers of every platform offer. The only file that knows them all.
+#include <span>
+
+#include "common/gemm_desc.h"
+#include "cpu/kernels.h"
+#include "handlers/gemm_handlers.h"
+#include "handlers/handlers.h"
+#include "handlers/quantize_handlers.h"
+#include "xla/ffi/api/c_api.h"
+
+namespace jax_fp8 {
+namespace {
+
+Format ParseFormat(const std::string& name) {
+  return name == Info(Format::kE5M2).name ? Format::kE5M2 : Format::kE4M3FN;
+}
+
+OutType ParseOutType(const std::string& name) {
+  if (name == "bf16") return OutType::kBF16;
+  if (name == "f16") return OutType::kF16;
+  return OutType::kF32;
+}
+
+// Each row with its reason to refuse `desc`.
+std::vector<std::pair<std::string, std::string>> Reasons(const GemmDesc& desc) {
+  std::vector<std::pair<std::string, std::string>> reasons;
+  for (const GemmKernel& row : GemmKernels()) reasons.emplace_back(row.name, row.why_not(desc));
+  return reasons;
+}
+
+}  // namespace
+
+std::vector<Registration> Registrations() {
+  std::vector<Registration> registrations = GemmRegistrations();
+  for (const Registration& registration : QuantizeRegistrations()) {
+    registrations.push_back(registration);
+  }
+  return registrations;
+}
+
+std::pair<int, int> FfiApiVersion() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
+
+std::vector<std::vector<std::string>> KernelTable() {
+  // A request that no row refuses for its own sake: what remains is the machine's or the build's.
+  const GemmDesc any{.m = 1,
+                     .n = 1,
+                     .k = 1,
+                     .lhs = {Format::kE4M3FN, true, 1, 1},
+                     .rhs = {Format::kE4M3FN, true, 1, 1},
+                     .out = OutType::kF32};
+  std::vector<std::vector<std::string>> table;
+  for (const auto& [name, reason] : Reasons(any)) table.push_back({"gemm", name, reason});
+  for (const auto& row : QuantizeKernelTable()) table.push_back(row);
+  return table;
+}
+
+std::vector<std::pair<std::string, std::string>> ExplainGemm(
+    int64_t m, int64_t n, int64_t k, const std::string& lhs_format, const std::string& rhs_format,
+    const std::string& out_type, const std::string& lhs_layout, const std::string& rhs_layout,
+    std::pair<int64_t, int64_t> lhs_tile, std::pair<int64_t, int64_t> rhs_tile,
+    const std::string& accumulation, int64_t promotion_interval) {
+  return Reasons(
+      {.m = m,
+       .n = n,
+       .k = k,
+       .lhs = {ParseFormat(lhs_format), lhs_layout == "mk", lhs_tile.first, lhs_tile.second},
+       .rhs = {ParseFormat(rhs_format), rhs_layout == "nk", rhs_tile.first, rhs_tile.second},
+       .out = ParseOutType(out_type),
+       .accumulation = accumulation,
+       .promotion_interval = promotion_interval});
+}
+
+}  // namespace jax_fp8

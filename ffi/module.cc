@@ -1,0 +1,31 @@
+// The Python module jax_fp8._ffi: hands XLA's capsules and the kernel tables to Python. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "handlers/handlers.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_ffi, m) {
+  m.def(
+      "registrations",
+      [] {
+        nb::dict targets;
+        for (const auto& [target, platform, handler] : jax_fp8::Registrations()) {
+          targets[nb::make_tuple(target, platform)] = nb::capsule(handler);
+        }
+        return targets;
+      },
+      "(FFI target, XLA platform name) -> capsule of its handler.");
+  m.def("ffi_api_version", &jax_fp8::FfiApiVersion,
+        "(major, minor) of the XLA FFI headers that this module was built with.");
+  m.def("kernels", &jax_fp8::KernelTable,
+        "(operation, row name, reason why this machine cannot run it or '') for every row.");
+  m.def("explain_gemm", &jax_fp8::ExplainGemm, nb::arg("m"), nb::arg("n"), nb::arg("k"),
+        nb::arg("lhs_format"), nb::arg("rhs_format"), nb::arg("out_type"), nb::arg("lhs_layout"),
+        nb::arg("rhs_layout"), nb::arg("lhs_tile"), nb::arg("rhs_tile"), nb::arg("accumulation"),
+        nb::arg("promotion_interval"),
+        "(row name, reason why it refuses or '') for every GEMM row, in order of preference.");
+}

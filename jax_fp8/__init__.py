@@ -1,0 +1,62 @@
+"""FP8 matrix multiplication for JAX: real kernels, scales as operands, gradients in E5M2.
+
+>>> import jax.numpy as jnp, jax_fp8 as fp8
+>>> fp8.matmul(jnp.ones((2, 3)), jnp.ones((3, 4))).tolist()[0]
+[3.0, 3.0, 3.0, 3.0]
+"""
+
+import importlib
+from typing import Any
+
+from jax_fp8 import formats
+from jax_fp8.array import ScaledArray
+from jax_fp8.config import emulate, force_kernel, require_kernel
+from jax_fp8.dispatch import Explanation, explain
+from jax_fp8.dot import dot_general, matmul
+from jax_fp8.einsum import einsum
+from jax_fp8.formats import E4M3FN, E5M2, Format
+from jax_fp8.lowering import register
+from jax_fp8.quantize import dequantize, quantize
+from jax_fp8.recipes import BlockScaling, Recipe, RowScaling, StaticScaling, TensorScaling
+from jax_fp8.scaled import scaled_dot_general, scaled_matmul
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "E4M3FN",
+    "E5M2",
+    "BlockScaling",
+    "Explanation",
+    "Format",
+    "Recipe",
+    "RowScaling",
+    "ScaledArray",
+    "StaticScaling",
+    "TensorScaling",
+    "dequantize",
+    "dot_general",
+    "einsum",
+    "emulate",
+    "explain",
+    "force_kernel",
+    "formats",
+    "matmul",
+    "quantize",
+    "register",
+    "require_kernel",
+    "scaled_dot_general",
+    "scaled_matmul",
+]
+
+#: Submodules that load when they are first used: they import packages that are extras.
+_LAZY = ("flax", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"jax_fp8.{name}")
+    raise AttributeError(f"module 'jax_fp8' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_LAZY]

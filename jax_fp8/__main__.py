@@ -1,0 +1,179 @@
+"""Command line: `python -m jax_fp8 info` and `python -m jax_fp8 explain`.
+
+Tables on a terminal, JSON where the output is piped. The exit status says success.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jaxlib.version
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import jax_fp8
+from jax_fp8 import _compat, _ffi, dispatch, formats, lowering, recipes
+
+RECIPES: Final = {
+    "tensor": recipes.TensorScaling(),
+    "row": recipes.RowScaling(),
+    "block": recipes.BlockScaling(),
+    "static": recipes.StaticScaling(),
+}
+
+
+def info(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Versions, formats and kernels of this installation."""
+    built, runtime = _ffi.ffi_api_version(), _compat.runtime_ffi_api_version()
+    return {
+        "versions": {
+            "jax_fp8": jax_fp8.__version__,
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.version.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "XLA FFI API, built with": "{}.{}".format(*built),
+            "XLA FFI API, of jaxlib": "{}.{}".format(*runtime),
+            "platform of jax": jax.default_backend(),
+        },
+        "formats": [
+            {
+                "format": fmt.name,
+                "dtype": fmt.dtype.name,
+                "max": fmt.max,
+                "smallest normal": fmt.smallest_normal,
+                "smallest subnormal": fmt.smallest_subnormal,
+                "infinity": fmt.has_inf,
+            }
+            for fmt in formats.ALL
+        ],
+        "kernels": [
+            {
+                "operation": row.operation,
+                "kernel": row.name,
+                "platform": "cpu",
+                "why not": row.why_not,
+            }
+            for row in lowering.kernel_table()
+        ],
+    }
+
+
+def explain(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Which kernel takes each GEMM of `dot_general` on an (m, k) and a (k, n) operand."""
+    m, n, k = arguments.shape
+    rhs_shape, rhs_k = ((n, k), 1) if arguments.rhs == "nk" else ((k, n), 0)
+    found = dispatch.explain(
+        jax.ShapeDtypeStruct((m, k), arguments.dtype),
+        jax.ShapeDtypeStruct(rhs_shape, arguments.dtype),
+        (((1,), (rhs_k,)), ((), ())),
+        recipe=RECIPES[arguments.recipe],
+        platform=arguments.platform,
+    )
+    return {
+        "platform": found.platform,
+        "recipe": arguments.recipe,
+        "gemms": [dataclasses.asdict(choice) for choice in found.gemms],
+    }
+
+
+def _show_info(console: Console, result: dict[str, Any]) -> None:
+    versions = Table("what", "version", title="versions")
+    for name, version in result["versions"].items():
+        versions.add_row(name, version)
+    console.print(versions)
+    for title in ("formats", "kernels"):
+        console.print(_table(title, result[title]))
+
+
+def _show_explain(console: Console, result: dict[str, Any]) -> None:
+    console.print(f"platform {result['platform']}, recipe {result['recipe']}")
+    rows = []
+    for choice in result["gemms"]:
+        refusals = "\n".join(f"{row}: {reason}" for row, reason in choice["refusals"])
+        rows.append(
+            {
+                "GEMM": choice["name"],
+                "request": choice["request"],
+                "kernel": choice["kernel"],
+                "not": refusals,
+            }
+        )
+    console.print(_table("kernels by GEMM", rows))
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+Command = tuple[
+    Callable[[argparse.Namespace], dict[str, Any]], Callable[[Console, dict[str, Any]], None]
+]
+COMMANDS: Final[dict[str, Command]] = {
+    "info": (info, _show_info),
+    "explain": (explain, _show_explain),
+}
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    sizes = tuple(int(size) for size in text.split(","))
+    if len(sizes) != 3 or min(sizes) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three sizes m,n,k such as 64,512,128")
+    return sizes
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    root = argparse.ArgumentParser(prog="python -m jax_fp8", description=__doc__)
+    root.add_argument("--json", action="store_true", help="print JSON on a terminal too")
+    commands = root.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help=info.__doc__)
+    explains = commands.add_parser("explain", help=explain.__doc__)
+    explains.add_argument("--shape", type=_shape, required=True, metavar="M,N,K")
+    explains.add_argument("--recipe", choices=tuple(RECIPES), default="block")
+    explains.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="dtype of the operands and of the result",
+    )
+    explains.add_argument(
+        "--rhs", choices=("kn", "nk"), default="kn", help="order of the dims of rhs in memory"
+    )
+    explains.add_argument("--platform", choices=("cpu", "cuda", "rocm"))
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status."""
+    arguments = parser().parse_args(argv)
+    compute, show = COMMANDS[arguments.command]
+    result = compute(arguments)
+    if arguments.json or not sys.stdout.isatty():
+        print(json.dumps(result, indent=2))
+    else:
+        show(Console(), result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

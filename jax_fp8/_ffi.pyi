@@ -1,0 +1,28 @@
+"""The compiled module: XLA FFI handlers and the kernel tables (ffi/module.cc)."""
+
+from typing import Any
+
+def registrations() -> dict[tuple[str, str], Any]:
+    """(FFI target, XLA platform name) -> capsule of its handler."""
+
+def ffi_api_version() -> tuple[int, int]:
+    """(major, minor) of the XLA FFI headers that this module was built with."""
+
+def kernels() -> list[list[str]]:
+    """[operation, row name, reason why this machine cannot run it or ''] for every row."""
+
+def explain_gemm(
+    m: int,
+    n: int,
+    k: int,
+    lhs_format: str,
+    rhs_format: str,
+    out_type: str,
+    lhs_layout: str,
+    rhs_layout: str,
+    lhs_tile: tuple[int, int],
+    rhs_tile: tuple[int, int],
+    accumulation: str,
+    promotion_interval: int,
+) -> list[tuple[str, str]]:
+    """(row name, reason why it refuses or '') for every GEMM row, in order of preference."""

@@ -1,0 +1,180 @@
+"""explain: which kernel takes each GEMM of a call, and why the others refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jax_fp8 import _ffi, autodiff, config, gemm, lowering, recipes
+from jax_fp8.dot import ROLES, plan_of
+from jax_fp8.quantize import check_float_dtype
+from jax_fp8.recipes import Recipe, Role
+
+__all__ = ["Explanation", "GemmChoice", "explain"]
+
+_OUT_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmChoice:
+    """One GEMM of a call.
+
+    Attributes:
+      name: "forward", "lhs gradient" or "rhs gradient".
+      request: sizes, formats, tiles and memory order.
+      kernel: name of the row that takes it; "reference" is the jnp reference, "none" an error.
+      refusals: (row, reason) for each row that does not take it.
+    """
+
+    name: str
+    request: str
+    kernel: str
+    refusals: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` found; `str()` of it is a table."""
+
+    platform: str
+    gemms: tuple[GemmChoice, ...]
+
+    def __str__(self) -> str:
+        lines = [f"platform {self.platform}"]
+        for choice in self.gemms:
+            lines.append(f"{choice.name:13} {choice.request} -> {choice.kernel}")
+            lines += [f"{'':13}   not {row}: {reason}" for row, reason in choice.refusals]
+        return "\n".join(lines)
+
+
+def explain(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: Any = None,
+    *,
+    recipe: Recipe | None = None,
+    roles: tuple[str, str] = ROLES,
+    preferred_element_type: npt.DTypeLike | None = None,
+    platform: str | None = None,
+) -> Explanation:
+    """Says which kernel takes each of the three GEMMs of a `dot_general`, and why others refuse.
+
+    Nothing is computed; the contexts `force_kernel` and `require_kernel` count.
+
+    Args:
+      lhs: array or `jax.ShapeDtypeStruct` (float32, bfloat16 or float16).
+      rhs: the same.
+      dimension_numbers: as for `dot_general`; None is the last dim of lhs with the first of rhs.
+      recipe: as for `dot_general`.
+      roles: as for `dot_general`.
+      preferred_element_type: as for `dot_general`.
+      platform: "cpu", "cuda" or "rocm"; None is JAX's default.
+
+    Returns:
+      Explanation: print it.
+
+    Raises:
+      TypeError: a dtype that is not offered.
+      ValueError: shapes or dimension_numbers that do not fit.
+
+    >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+    >>> [choice.name for choice in explain(x, w).gemms]
+    ['forward', 'lhs gradient', 'rhs gradient']
+    """
+    call = "explain"
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        check_float_dtype(x.dtype, call, side)
+    if dimension_numbers is None:
+        dimension_numbers = (((len(lhs.shape) - 1,), (0,)), ((), ()))
+    plan = plan_of(dimension_numbers, lhs, rhs, call)
+    recipe = recipes.check(recipe, call)
+    roles_checked = recipes.check_roles(roles, call)
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    out_dtype = gemm.check_out_dtype(preferred_element_type, call)
+    platform = platform or jax.default_backend()
+
+    m, n = (math.prod(side.sizes(side.free)) for side in (plan.lhs, plan.rhs))
+    k = math.prod(plan.lhs.sizes(plan.lhs.contracting))
+    sides = [
+        _Operand(roles_checked[0], m, k, plan.lhs.axis),
+        _Operand(roles_checked[1], n, k, plan.rhs.axis),
+    ]
+    choices = [_choose("forward", platform, recipe, sides[0], sides[1], out_dtype)]
+    for s, name, dtype in ((0, "lhs gradient", lhs.dtype), (1, "rhs gradient", rhs.dtype)):
+        # The cotangent is (m, n) in memory; the formulas are those of autodiff.py.
+        rows, contracted = (m, n) if s == 0 else (n, m)
+        g = _Operand("gradient", rows, contracted, autodiff.cotangent_axis(s))
+        pair = autodiff.in_memory_order(g, sides[1 - s].turned(), sides[s].axis)
+        choices.append(_choose(name, platform, recipe, *pair, np.dtype(dtype)))
+    return Explanation(platform, tuple(choices))
+
+
+class _Operand(NamedTuple):
+    role: Role
+    rows: int
+    k: int
+    axis: int  # contracting axis in memory
+
+    def turned(self) -> _Operand:
+        """The same array, contracted along its other axis."""
+        return _Operand(self.role, self.k, self.rows, autodiff.other_axis(self.axis))
+
+    def tile(self, recipe: Recipe) -> tuple[int, int]:
+        return recipes.resolve_tile(recipe.tile(self.role), (self.rows, self.k))
+
+
+def _choose(
+    name: str,
+    platform: str,
+    recipe: Recipe,
+    lhs: _Operand,
+    rhs: _Operand,
+    out_dtype: np.dtype[Any],
+) -> GemmChoice:
+    execution = config.current(call="explain")
+    lhs_tile, rhs_tile = lhs.tile(recipe), rhs.tile(recipe)
+    lhs_format, rhs_format = (recipe.format(x.role).name for x in (lhs, rhs))
+    lhs_layout, rhs_layout = gemm.lhs_layout(lhs.axis), gemm.rhs_layout(rhs.axis)
+    out = _OUT_NAMES[out_dtype.name]
+    request = (
+        f"m={lhs.rows} n={rhs.rows} k={lhs.k} "
+        f"{lhs_format}[{lhs_tile[0]}x{lhs_tile[1]},{lhs_layout}]·"
+        f"{rhs_format}[{rhs_tile[0]}x{rhs_tile[1]},{rhs_layout}]->{out}"
+    )
+    if platform not in lowering.PLATFORMS:
+        what = "one is required: this raises" if execution.require_kernel else "the reference runs"
+        reason = f"there is no kernel for the platform {platform}; {what}"
+        kernel = "none" if execution.require_kernel else "reference"
+        return GemmChoice(name, request, kernel, (("any kernel", reason),))
+    rows = _ffi.explain_gemm(
+        lhs.rows,
+        rhs.rows,
+        lhs.k,
+        lhs_format,
+        rhs_format,
+        out,
+        lhs_layout,
+        rhs_layout,
+        lhs_tile,
+        rhs_tile,
+        execution.accumulation,
+        execution.promotion_interval,
+    )
+    refusals, kernel = [], "none"
+    for row, why_not in rows:
+        if why_not:
+            refusals.append((row, why_not))
+        elif execution.kernel not in ("", row):
+            refusals.append((row, f"kernel {execution.kernel!r} is forced"))
+        elif kernel == "none":
+            kernel = row
+        else:
+            refusals.append((row, f"{kernel} comes first"))
+    return GemmChoice(name, request, kernel, tuple(refusals))

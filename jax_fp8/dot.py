@@ -1,0 +1,219 @@
+"""The differentiable calls: real numbers in, quantised by a recipe, real numbers out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jax_fp8 import _compat, autodiff, config, dimension_numbers, gemm, recipes
+from jax_fp8.quantize import as_float_array
+from jax_fp8.recipes import Recipe
+
+__all__ = ["dot_general", "matmul"]
+
+Array = jax.Array
+ArrayLike = jax.typing.ArrayLike
+ROLES = ("input", "weight")
+
+
+def dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: npt.DTypeLike | None = None,
+    *,
+    recipe: Recipe | None = None,
+    roles: tuple[str, str] = ROLES,
+    out_sharding: Any = None,
+) -> Array:
+    """`jax.lax.dot_general` through an FP8 GEMM: E4M3 forward, E5M2 gradients, FP32 accumulation.
+
+    Operands are quantised by `recipe`, multiplied by an FP8 kernel and differentiated by FP8 GEMMs
+    of their own; each cotangent has its operand's dtype.
+
+    Args:
+      lhs: float32, bfloat16 or float16 array of any shape.
+      rhs: the same; its dtype may differ from that of lhs.
+      dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
+      precision: None, "default", "highest" or their `jax.lax.Precision`: sums are FP32 either way.
+      preferred_element_type: float32, bfloat16 or float16 of the result; None promotes lhs and rhs.
+      recipe: formats and scale tiles; None is `BlockScaling()`.
+      roles: "input" or "weight" for lhs and rhs. Two activations are ("input", "input").
+      out_sharding: must be None.
+
+    Returns:
+      Array of shape (batch..., lhs free..., rhs free...).
+
+    Raises:
+      TypeError: a dtype that is not offered, FP8 operands included, or no recipe.
+      ValueError: shapes, dimension_numbers or roles that do not fit.
+      NotImplementedError: an operand sharded over an Explicit mesh axis, or no kernel where one is
+        required.
+
+    >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+    >>> dot_general(x, w, (((1,), (0,)), ((), ()))).shape
+    (2, 4)
+    """
+    call = "dot_general"
+    lhs, rhs = _operands(lhs, rhs, call)
+    plan = plan_of(dimension_numbers, lhs, rhs, call)
+    _check_precision(precision, call)
+    _check_out_sharding(out_sharding, call)
+    return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, call)
+
+
+def matmul(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    *,
+    recipe: Recipe | None = None,
+    roles: tuple[str, str] = ROLES,
+    precision: Any = None,
+    preferred_element_type: npt.DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> Array:
+    """`jnp.matmul` through an FP8 GEMM; see `dot_general` for arguments and errors.
+
+    Args:
+      lhs: (k,), (m, k) or (*batch, m, k).
+      rhs: (k,), (k, n) or (*batch, k, n); batch dims broadcast.
+      recipe: formats and scale tiles; None is `BlockScaling()`.
+      roles: "input" or "weight" for lhs and rhs.
+      precision: as for `dot_general`.
+      preferred_element_type: dtype of the result; None promotes lhs and rhs.
+      out_sharding: must be None.
+
+    Returns:
+      (*batch, m, n), without m or n where that operand is a vector.
+
+    >>> matmul(jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
+    (5, 2, 4)
+    """
+    call = "matmul"
+    lhs, rhs = _operands(lhs, rhs, call)
+    _check_precision(precision, call)
+    _check_out_sharding(out_sharding, call)
+    if lhs.ndim == 0 or rhs.ndim == 0:
+        raise ValueError(
+            f"{call}: lhs has shape {lhs.shape} and rhs {rhs.shape}; scalars have no k"
+        )
+    lhs_k, rhs_k = lhs.ndim - 1, max(rhs.ndim - 2, 0)
+    if rhs.ndim <= 2:  # lhs's batch dims are rows: one GEMM
+        plan = plan_of((((lhs_k,), (rhs_k,)), ((), ())), lhs, rhs, call)
+        return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, call)
+    left = lhs[None, :] if lhs.ndim == 1 else lhs
+    rank = max(left.ndim, rhs.ndim)
+    left, right = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (left, rhs))
+    check_k(lhs, lhs_k, rhs, rhs_k, call)
+    try:
+        np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"{call}: batch dims of lhs {lhs.shape[:-2]} and rhs {rhs.shape[:-2]} do not broadcast"
+        ) from None
+    out = _contract(left, -1, right, -2, recipe, roles, preferred_element_type, call)
+    return out[..., 0, :] if lhs.ndim == 1 else out
+
+
+def _contract_plan(
+    lhs: Array,
+    rhs: Array,
+    plan: dimension_numbers.Plan,
+    recipe: Recipe | None,
+    roles: tuple[str, str],
+    preferred_element_type: npt.DTypeLike | None,
+    call: str,
+) -> Array:
+    out = _contract(
+        plan.lhs.canonical(lhs),
+        plan.lhs.axis,
+        plan.rhs.canonical(rhs),
+        plan.rhs.axis,
+        recipe,
+        roles,
+        preferred_element_type,
+        call,
+    )
+    return out.reshape(plan.out_shape)
+
+
+def _contract(
+    lhs: Array,
+    lhs_axis: int,
+    rhs: Array,
+    rhs_axis: int,
+    recipe: Recipe | None,
+    roles: tuple[str, str],
+    preferred_element_type: npt.DTypeLike | None,
+    call: str,
+) -> Array:
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    contraction = autodiff.Contraction(
+        axes=(lhs_axis, rhs_axis),
+        roles=recipes.check_roles(roles, call),
+        recipe=recipes.check(recipe, call),
+        out_dtype=gemm.check_out_dtype(preferred_element_type, call).name,
+        execution=config.current(call=call),
+    )
+    lhs, rhs = _compat.equalize_varying_axes(lhs, rhs)
+    return autodiff.contract(lhs, rhs, contraction)
+
+
+def plan_of(numbers: Any, lhs: Any, rhs: Any, call: str) -> dimension_numbers.Plan:
+    return dimension_numbers.plan(numbers, tuple(lhs.shape), tuple(rhs.shape), call)
+
+
+def _operands(lhs: ArrayLike, rhs: ArrayLike, call: str) -> tuple[Array, Array]:
+    out = []
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        x = as_float_array(x, call, side)
+        refuse_explicit(x, call, side)
+        out.append(x)
+    return out[0], out[1]
+
+
+def refuse_explicit(x: Array, call: str, side: str) -> None:
+    sharded = _compat.explicit_axes(x)
+    if sharded:
+        dim, axis = sharded[0]
+        raise NotImplementedError(
+            f"{call}: dim {dim} of {side} (shape {x.shape}) is sharded over the Explicit mesh axis "
+            f"{axis!r}, and the partitioning rules do not exist yet; gathering it silently would "
+            "be wrong. Call inside jax.shard_map, make the axis Auto, or replicate the operand "
+            "with jax.sharding.reshard"
+        )
+
+
+def check_k(lhs: Array, lhs_k: int, rhs: Array, rhs_k: int, call: str) -> None:
+    if lhs.shape[lhs_k] != rhs.shape[rhs_k]:
+        raise ValueError(
+            f"{call}: lhs contracting dim {lhs_k} has size {lhs.shape[lhs_k]}, rhs contracting dim "
+            f"{rhs_k} has size {rhs.shape[rhs_k]}; they must be equal"
+        )
+
+
+def _check_precision(precision: Any, call: str) -> None:
+    """Accepts what FP32 sums satisfy; every kernel there is promotes its sums to FP32."""
+    for entry in precision if isinstance(precision, tuple) else (precision,):
+        if isinstance(entry, str) and entry.lower() in ("default", "highest", "high", "float32"):
+            continue
+        if entry is None or isinstance(entry, jax.lax.Precision):
+            continue
+        raise ValueError(
+            f"{call}: precision {precision!r} names an algorithm of its own; operands are FP8 and "
+            "sums are FP32 here: leave it None, or use recipe= for formats"
+        )
+
+
+def _check_out_sharding(out_sharding: Any, call: str) -> None:
+    if out_sharding is not None:
+        raise NotImplementedError(
+            f"{call}: out_sharding is {out_sharding!r}; the partitioning rules do not exist yet: "
+            "leave it None and call inside jax.shard_map"
+        )

@@ -1,0 +1,133 @@
+"""einsum over FP8 GEMMs. It plans its own contractions: jnp.einsum may swap operands, and with them
+the roles that decide how each is quantised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy.typing as npt
+import opt_einsum
+
+from jax_fp8.dot import dot_general
+from jax_fp8.recipes import OPERAND_ROLES, Recipe
+
+__all__ = ["einsum"]
+
+Array = jax.Array
+
+
+def einsum(
+    subscripts: str,
+    *operands: jax.typing.ArrayLike,
+    recipe: Recipe | None = None,
+    roles: tuple[str, ...] | None = None,
+    precision: Any = None,
+    preferred_element_type: npt.DTypeLike | None = None,
+) -> Array:
+    """`jnp.einsum` whose contractions are FP8 GEMMs.
+
+    Indices that occur in one operand only are summed, and repeated ones reduced to the diagonal,
+    before anything is quantised. More than two operands are contracted pair by pair along
+    opt_einsum's path; an intermediate result has the role "input".
+
+    Args:
+      subscripts: as for jnp.einsum, such as "bld,df->blf"; "..." is allowed.
+      *operands: float32, bfloat16 or float16 arrays.
+      recipe: formats and scale tiles; None is `BlockScaling()`.
+      roles: "input" or "weight" for each operand. None: "input" for the first, "weight" for others.
+      precision: as for `dot_general`.
+      preferred_element_type: dtype of the result; None promotes the operands.
+
+    Returns:
+      Array of the shape that the subscripts name.
+
+    Raises:
+      TypeError: a dtype that is not offered.
+      ValueError: subscripts, shapes or roles that do not fit.
+
+    >>> einsum("bld,df->blf", jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
+    (2, 3, 5)
+    """
+    arrays = [jnp.asarray(x) for x in operands]
+    if roles is None:
+        roles = ("input",) + ("weight",) * (len(arrays) - 1)
+    if len(roles) != len(arrays) or any(role not in OPERAND_ROLES for role in roles):
+        raise ValueError(
+            f"einsum: roles is {roles!r} for {len(arrays)} operands; give one of "
+            f"{', '.join(OPERAND_ROLES)} for each"
+        )
+    if len(arrays) < 2:
+        raise ValueError(
+            f"einsum: {subscripts!r} has {len(arrays)} operand; there is nothing to multiply: use "
+            "jnp.einsum"
+        )
+    try:
+        inputs, out, _ = opt_einsum.parser.parse_einsum_input((subscripts, *arrays))
+        _, path = opt_einsum.contract_path(subscripts, *arrays)
+    except ValueError as error:
+        shapes = ", ".join(str(x.shape) for x in arrays)
+        raise ValueError(f"einsum: {subscripts!r} does not fit shapes {shapes}: {error}") from error
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(*(x.dtype for x in arrays))
+    terms = list(zip(inputs.split(","), arrays, roles, strict=True))
+    for step in path.contraction_list:
+        picked = sorted(step[0])
+        lhs, *others = [terms[i] for i in picked]
+        terms = [term for i, term in enumerate(terms) if i not in picked]
+        for rhs in others:
+            kept = set(out).union(*(term[0] for term in terms))
+            if rhs is not others[-1]:
+                kept |= set().union(*(term[0] for term in others))
+            lhs = _pair(lhs, rhs, kept, recipe, precision, preferred_element_type)
+        terms.append(lhs)
+    ((names, result, _),) = terms
+    return result.transpose([names.index(name) for name in out])
+
+
+Term = tuple[str, Array, str]
+
+
+def _pair(
+    lhs: Term,
+    rhs: Term,
+    kept: set[str],
+    recipe: Recipe | None,
+    precision: Any,
+    dtype: npt.DTypeLike,
+) -> Term:
+    """Contracts two terms (indices, array, role) to the indices in `kept`."""
+    (lhs_names, x), (rhs_names, w) = (
+        _own_indices(names, array, kept | set(other))
+        for (names, array, _), other in ((lhs, rhs[0]), (rhs, lhs[0]))
+    )
+    shared = [name for name in lhs_names if name in rhs_names]
+    batch, contracting = ([n for n in shared if (n in kept) == keep] for keep in (True, False))
+    x, w = _broadcast_shared(x, lhs_names, w, rhs_names, shared)
+    numbers = tuple(
+        tuple(tuple(names.index(n) for n in dims) for names in (lhs_names, rhs_names))
+        for dims in (contracting, batch)
+    )
+    out = dot_general(x, w, numbers, precision, dtype, recipe=recipe, roles=(lhs[2], rhs[2]))
+    free = [n for names in (lhs_names, rhs_names) for n in names if n not in shared]
+    return "".join([*batch, *free]), out, "input"
+
+
+def _own_indices(names: str, x: Array, needed: set[str]) -> tuple[str, Array]:
+    """Takes the diagonal of repeated indices and sums over those that nobody else needs."""
+    out = "".join(n for n in dict.fromkeys(names) if n in needed)
+    return out, x if out == names else jnp.einsum(f"{names}->{out}", x)
+
+
+def _broadcast_shared(
+    x: Array, lhs_names: str, w: Array, rhs_names: str, shared: list[str]
+) -> tuple[Array, Array]:
+    """Repeats shared dims of size 1 where the other operand is longer, as jnp.einsum allows."""
+    sizes = {n: max(x.shape[lhs_names.index(n)], w.shape[rhs_names.index(n)]) for n in shared}
+
+    def grow(y: Array, names: str) -> Array:
+        shape = [sizes.get(n, s) if s == 1 else s for n, s in zip(names, y.shape, strict=True)]
+        return y if tuple(shape) == y.shape else jnp.broadcast_to(y, shape)
+
+    return grow(x, lhs_names), grow(w, rhs_names)

@@ -1,0 +1,339 @@
+"""The GEMM primitive: FP8 matrices and their scales in, real numbers out.
+
+    out[*b, m, n] = sum over k of (lhs · lhs_scale)[*b, m, k] · (rhs · rhs_scale)[*b, n, k]
+
+Each operand may lie in memory with k last (-1) or with k before its rows (-2): `lhs_axis` and
+`rhs_axis` name its contracting axis, so no layout needs a transposing copy. Batch dims of every
+operand, scales included, are 1 (shared) or the output's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.interpreters import batching
+
+from jax_fp8 import _compat, formats, lowering, primitive, reference
+from jax_fp8.array import scale_shape
+from jax_fp8.config import Execution
+
+__all__ = ["Matrix", "gemm", "gemm_p", "scale_kind", "validate"]
+
+Array = jax.Array
+Tile = tuple[int, int]
+
+OUT_DTYPES: Final = tuple(np.dtype(t) for t in (jnp.float32, jnp.bfloat16, jnp.float16))
+
+#: What the scales of one operand look like. "tensor": one. "row": one per row (or group of rows),
+#: for all of k. "tile": they vary along k. "mx": E8M0 bytes.
+SCALE_KINDS: Final = ("tensor", "row", "tile", "mx")
+#: Pairs of scale kinds (lhs, rhs) that a GEMM accepts. The table is symmetric.
+SCALE_PAIRS: Final = frozenset(
+    {
+        ("tensor", "tensor"), ("tensor", "row"), ("tensor", "tile"),
+        ("row", "tensor"), ("row", "row"), ("row", "tile"),
+        ("tile", "tensor"), ("tile", "row"), ("tile", "tile"),
+        ("mx", "mx"),
+    }
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """FP8 values (*b, r, c) with the scale (*b, ceil(r/tile[0]), ceil(c/tile[1]))."""
+
+    values: Array
+    scale: Array
+    tile: Tile  # along the last two axes of values, in their order
+
+
+def scale_kind(scale_dtype: npt.DTypeLike, k_scales: int, row_scales: int) -> str:
+    """Kind of the scales of one operand, from their dtype and how many lie along k and the rows."""
+    if np.dtype(scale_dtype) == formats.E8M0:
+        return "mx"
+    if k_scales > 1:
+        return "tile"
+    return "row" if row_scales > 1 else "tensor"
+
+
+def check_scale_pair(call: str, lhs_kind: str, rhs_kind: str) -> None:
+    """Raises for a pair of scale kinds that is not in `SCALE_PAIRS`."""
+    if (lhs_kind, rhs_kind) not in SCALE_PAIRS:
+        partners = sorted(b for a, b in SCALE_PAIRS if a == lhs_kind)
+        raise ValueError(
+            f"{call}: lhs has scales of kind {lhs_kind!r} and rhs of kind {rhs_kind!r}; "
+            f"{lhs_kind!r} goes with {', '.join(map(repr, partners))}. An E8M0 scale becomes an "
+            "ordinary one with scale.astype(jnp.float32)"
+        )
+
+
+def gemm(
+    lhs: Matrix,
+    lhs_axis: int,
+    rhs: Matrix,
+    rhs_axis: int,
+    *,
+    out_dtype: npt.DTypeLike,
+    execution: Execution,
+) -> Array:
+    """Contracts axis `lhs_axis` of `lhs` with `rhs_axis` of `rhs`; both are -1 or -2.
+
+    Returns:
+      (*b, m, n) array of `out_dtype`.
+    """
+    operands = _compat.equalize_varying_axes(lhs.values, rhs.values, lhs.scale, rhs.scale)
+    out: Array = gemm_p.bind(
+        *operands,
+        lhs_axis=lhs_axis,
+        rhs_axis=rhs_axis,
+        lhs_tile=_rows_and_k(lhs.tile, lhs_axis),
+        rhs_tile=_rows_and_k(rhs.tile, rhs_axis),
+        out_dtype=np.dtype(out_dtype).name,
+        execution=execution,
+    )
+    return out
+
+
+def _rows_and_k(pair: Sequence[Any], axis: int) -> tuple[Any, Any]:
+    """(rows, k) of a pair that lies in the memory order of an operand."""
+    return (pair[-2], pair[-1]) if axis == -1 else (pair[-1], pair[-2])
+
+
+def validate(
+    lhs: Any,
+    rhs: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    *,
+    lhs_axis: int,
+    rhs_axis: int,
+    lhs_tile: Tile,
+    rhs_tile: Tile,
+    out_dtype: npt.DTypeLike,
+    call: str = "jax_fp8.gemm",
+) -> tuple[int, ...]:
+    """Checks everything that a GEMM needs; every caller and every platform relies on this alone.
+
+    Args:
+      lhs: array or abstract value, (*b, m, k) or (*b, k, m) by `lhs_axis`.
+      rhs: array or abstract value, (*b, n, k) or (*b, k, n) by `rhs_axis`.
+      lhs_scale: float32, dims in the order of lhs.
+      rhs_scale: float32, dims in the order of rhs.
+      lhs_axis: contracting axis of lhs, -1 or -2.
+      rhs_axis: contracting axis of rhs.
+      lhs_tile: (rows, k) that one scale of lhs covers.
+      rhs_tile: (rows, k) that one scale of rhs covers.
+      out_dtype: dtype of the result.
+      call: name of the public function, for messages.
+
+    Returns:
+      Shape of the result.
+
+    Raises:
+      TypeError: a dtype that does not fit.
+      ValueError: a shape that does not fit.
+    """
+    out_dtype = check_out_dtype(out_dtype, call)
+    batches = []
+    for side, x, scale, axis, tile in (
+        ("lhs", lhs, lhs_scale, lhs_axis, lhs_tile),
+        ("rhs", rhs, rhs_scale, rhs_axis, rhs_tile),
+    ):
+        formats.lookup(x.dtype, call=f"{call}: {side}")
+        if axis not in (-1, -2):
+            raise ValueError(f"{call}: {side} contracting axis is {axis}; it must be -1 or -2")
+        if len(x.shape) < 2:
+            raise ValueError(f"{call}: {side} has shape {x.shape}; it needs at least 2 dims")
+        if np.dtype(scale.dtype) != np.dtype(np.float32):
+            raise TypeError(
+                f"{call}: {side} scale has dtype {scale.dtype}; scales are float32: convert with "
+                "scale.astype(jnp.float32)"
+            )
+        if any(size < 1 for size in tile):
+            raise ValueError(f"{call}: {side} tile {tile} has a size below 1")
+        expected = scale_shape(tuple(x.shape[-2:]), _rows_and_k(tile, axis))
+        if len(scale.shape) != len(x.shape) or tuple(scale.shape[-2:]) != expected:
+            raise ValueError(
+                f"{call}: {side} scale has shape {tuple(scale.shape)}; values of shape "
+                f"{tuple(x.shape)} with tiles of {tile[0]} rows and {tile[1]} k need "
+                f"(*batch, {expected[0]}, {expected[1]})"
+            )
+        batches += [tuple(x.shape[:-2]), tuple(scale.shape[:-2])]
+    if len(lhs.shape) != len(rhs.shape):
+        raise ValueError(
+            f"{call}: lhs has {len(lhs.shape)} dims and rhs has {len(rhs.shape)}; give both the "
+            "same number of batch dims (size 1 where shared)"
+        )
+    k = {side: x.shape[axis] for side, x, axis in (("lhs", lhs, lhs_axis), ("rhs", rhs, rhs_axis))}
+    if k["lhs"] != k["rhs"]:
+        raise ValueError(
+            f"{call}: the contracting dim of lhs has size {k['lhs']}, that of rhs has size "
+            f"{k['rhs']}; they must be equal"
+        )
+    batch = []
+    for dim, sizes in enumerate(zip(*batches, strict=True)):
+        distinct = {size for size in sizes if size != 1}
+        if len(distinct) > 1:
+            raise ValueError(
+                f"{call}: batch dim {dim} has sizes {sizes[0]} (lhs), {sizes[2]} (rhs), {sizes[1]} "
+                f"(lhs scale), {sizes[3]} (rhs scale); they must be equal or 1"
+            )
+        batch.append(distinct.pop() if distinct else 1)
+    return (*batch, lhs.shape[-3 - lhs_axis], rhs.shape[-3 - rhs_axis])
+
+
+def check_out_dtype(dtype: npt.DTypeLike, call: str) -> np.dtype[Any]:
+    """Returns the dtype if a GEMM can write it, else raises."""
+    dtype = np.dtype(dtype)
+    if dtype not in OUT_DTYPES:
+        raise TypeError(
+            f"{call}: preferred_element_type {dtype.name} is not offered; use float32, bfloat16 or "
+            "float16"
+        )
+    return dtype
+
+
+def _abstract(
+    lhs: Any,
+    rhs: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    *,
+    lhs_axis: int,
+    rhs_axis: int,
+    lhs_tile: Tile,
+    rhs_tile: Tile,
+    out_dtype: str,
+    execution: Execution,
+) -> Any:
+    shape = validate(
+        lhs,
+        rhs,
+        lhs_scale,
+        rhs_scale,
+        lhs_axis=lhs_axis,
+        rhs_axis=rhs_axis,
+        lhs_tile=lhs_tile,
+        rhs_tile=rhs_tile,
+        out_dtype=out_dtype,
+    )
+    # `update` keeps the mesh and the varying axes of lhs, which `gemm` has made those of all four.
+    return lhs.update(shape=shape, dtype=np.dtype(out_dtype), weak_type=False)
+
+
+gemm_p = primitive.make("jax_fp8.gemm", _abstract, multiple_results=False)
+
+primitive.refuse_tangents(
+    gemm_p,
+    ("lhs", "rhs", "lhs_scale", "rhs_scale"),
+    "raw FP8 operands and their scales are constants to jax_fp8: differentiate matmul, dot_general "
+    "or einsum on the high-precision arrays, or stop the gradient with jax.lax.stop_gradient",
+)
+
+
+def _batch(operands: Sequence[Array], dims: Sequence[int | None], **params: Any) -> Any:
+    return gemm_p.bind(*primitive.to_front(operands, dims), **params), 0
+
+
+batching.primitive_batchers[gemm_p] = _batch
+
+
+def _target(
+    *,
+    lhs_axis: int,
+    rhs_axis: int,
+    lhs_tile: Tile,
+    rhs_tile: Tile,
+    out_dtype: str,
+    execution: Execution,
+    num_operands: int,
+) -> tuple[str, dict[str, Any]]:
+    return "jax_fp8.gemm.v1", {
+        "lhs_layout": lhs_layout(lhs_axis),
+        "rhs_layout": rhs_layout(rhs_axis),
+        "lhs_tile": np.array(lhs_tile, np.int64),
+        "rhs_tile": np.array(rhs_tile, np.int64),
+        "accumulation": execution.accumulation,
+        "promotion_interval": np.int64(execution.promotion_interval),
+    }
+
+
+def lhs_layout(axis: int) -> str:
+    """The kernels' word for the memory order of lhs."""
+    return "mk" if axis == -1 else "km"
+
+
+def rhs_layout(axis: int) -> str:
+    """The kernels' word for the memory order of rhs."""
+    return "nk" if axis == -1 else "kn"
+
+
+def _reference(
+    lhs: Array,
+    rhs: Array,
+    lhs_scale: Array,
+    rhs_scale: Array,
+    *,
+    lhs_axis: int,
+    rhs_axis: int,
+    lhs_tile: Tile,
+    rhs_tile: Tile,
+    out_dtype: str,
+    execution: Execution,
+) -> Array:
+    def k_last(x: Array, axis: int) -> Array:
+        return x if axis == -1 else jnp.swapaxes(x, -1, -2)
+
+    return reference.gemm(
+        k_last(lhs, lhs_axis),
+        k_last(rhs, rhs_axis),
+        k_last(lhs_scale, lhs_axis),
+        k_last(rhs_scale, rhs_axis),
+        lhs_tile=lhs_tile,
+        rhs_tile=rhs_tile,
+        out_dtype=np.dtype(out_dtype),
+    )
+
+
+lowering.register_lowerings(gemm_p, "gemm", _target, _reference)
+
+
+def fold_batch_into_axis(x: Matrix, axis: int, dims: tuple[int, ...]) -> Matrix:
+    """Moves batch dims into a matrix axis, so that contracting the axis also sums over them.
+
+    Args:
+      x: (*b, r, c).
+      axis: -1 or -2.
+      dims: negative batch dims; a scale that has size 1 there is repeated.
+
+    Returns:
+      Matrix whose dims `dims` have size 1 and whose `axis` is as many times longer. Each example is
+      padded to whole tiles, so that no tile straddles two examples.
+    """
+    if not dims:
+        return x
+    values, ndim = x.values, x.values.ndim
+    tile = min(x.tile[axis], max(values.shape[axis], 1))
+    if tail := -values.shape[axis] % tile:
+        values = jnp.pad(values, [(0, tail if i == ndim + axis else 0) for i in range(ndim)])
+    folded = {ndim + d for d in dims}
+    scale = jnp.broadcast_to(
+        x.scale, [values.shape[i] if i in folded else s for i, s in enumerate(x.scale.shape)]
+    )
+    order = [i for i in range(ndim) if i not in folded]
+    at = order.index(ndim + axis)
+    order[at:at] = sorted(folded)
+
+    def fold(y: Array) -> Array:
+        shape = [1 if i in folded else size for i, size in enumerate(y.shape)]
+        shape[axis] = y.shape[axis] * math.prod(y.shape[i] for i in folded)
+        return y.transpose(order).reshape(shape)
+
+    return Matrix(fold(values), fold(scale), (x.tile[0], tile) if axis == -1 else (tile, x.tile[1]))

@@ -1,0 +1,174 @@
+"""Recipes: which format each operand of a training GEMM gets, and what one scale covers.
+
+A recipe answers three questions about a role ("input", "weight" or "gradient"): its format, its
+tile on the canonical matrix (rows, k), where k is the axis that a GEMM contracts, and a scale known
+beforehand, if any. A new recipe is a subclass with another `tile`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Final, Literal
+
+from jax_fp8 import formats
+from jax_fp8.formats import Format
+
+__all__ = ["BlockScaling", "Recipe", "RowScaling", "StaticScaling", "TensorScaling"]
+
+Role = Literal["input", "weight", "gradient"]
+Tile = tuple[int, int]
+
+#: Roles that an operand of a public call can have; "gradient" is what the derivative rule
+#: quantises.
+OPERAND_ROLES: Final = ("input", "weight")
+#: Straight-through estimators: what a quantiser does to the gradient that passes it.
+STES: Final = ("pass", "mask_saturated")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Base of all recipes. Subclasses say what one scale covers.
+
+    Attributes:
+      forward_format: format of inputs and weights.
+      gradient_format: format of gradients.
+      power_of_two: round scales up to powers of two.
+      ste: "pass" hands gradients unchanged through the quantiser; "mask_saturated" makes them zero
+        where the forward pass saturated, that is where |x / scale| rounds above the largest value
+        (only a scale known beforehand can be too small).
+    """
+
+    forward_format: Format = formats.E4M3FN
+    gradient_format: Format = formats.E5M2
+    power_of_two: bool = False
+    ste: Literal["pass", "mask_saturated"] = "pass"
+
+    tiles: ClassVar[Mapping[str, Tile]] = {}
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for field in ("forward_format", "gradient_format"):
+            fmt = formats.lookup(getattr(self, field), call=f"{name}: {field}")
+            object.__setattr__(self, field, fmt)
+        if self.ste not in STES:
+            raise ValueError(f"{name}: ste is {self.ste!r}; it must be one of {', '.join(STES)}")
+
+    def format(self, role: Role) -> Format:
+        """Format of the codes of an operand with this role."""
+        return self.gradient_format if role == "gradient" else self.forward_format
+
+    def tile(self, role: Role) -> Tile:
+        """Rows and k that one scale covers, on the matrix (rows, k); -1 is all of them."""
+        return self.tiles[role]
+
+    def static_scale(self, role: Role) -> float | None:
+        """Scale of the whole operand that is known beforehand, or None to compute it from amax."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorScaling(Recipe):
+    """One scale per operand, from the amax of this very call (current scaling).
+
+    The cheapest. Values more than 2^18 below the largest become zero in E4M3.
+    """
+
+    tiles: ClassVar[Mapping[str, Tile]] = {
+        "input": (-1, -1),
+        "weight": (-1, -1),
+        "gradient": (-1, -1),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowScaling(Recipe):
+    """One scale per row of inputs and gradients, and per output column of weights.
+
+    Prefer it where rows (tokens) differ much in size. Operands are quantised along both axes.
+    """
+
+    tiles: ClassVar[Mapping[str, Tile]] = {"input": (1, -1), "weight": (1, -1), "gradient": (1, -1)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockScaling(Recipe):
+    """1×128 tiles along k for inputs and gradients, 128×128 for weights: the default.
+
+    Tiles as in DeepSeek-V3 (arXiv 2412.19437), gradients in E5M2.
+    """
+
+    tiles: ClassVar[Mapping[str, Tile]] = {
+        "input": (1, 128),
+        "weight": (128, 128),
+        "gradient": (1, 128),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StaticScaling(Recipe):
+    """Scales known beforehand: no amax, nothing to compute, and values that do not fit saturate.
+
+    For models whose tensors have unit variance by construction (arXiv 2502.05967), and as the
+    negative control "unscaled FP8".
+
+    Attributes:
+      input: dequantizing scale of inputs, a positive finite float.
+      weight: dequantizing scale of weights.
+      gradient: dequantizing scale of gradients.
+    """
+
+    input: float = 1.0
+    weight: float = 1.0
+    gradient: float = 1.0
+
+    tiles: ClassVar[Mapping[str, Tile]] = {
+        "input": (-1, -1),
+        "weight": (-1, -1),
+        "gradient": (-1, -1),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for role in ("input", "weight", "gradient"):
+            scale = getattr(self, role)
+            if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
+                raise ValueError(
+                    f"StaticScaling: the {role} scale is {scale!r}; it must be positive and finite"
+                )
+            object.__setattr__(self, role, float(scale))
+
+    def static_scale(self, role: Role) -> float | None:
+        scale: float = getattr(self, role)
+        return scale
+
+
+DEFAULT: Final[Recipe] = BlockScaling()
+
+
+def check(recipe: Recipe | None, call: str) -> Recipe:
+    """Returns the recipe, or the default for None; raises for anything else."""
+    if recipe is None:
+        return DEFAULT
+    if isinstance(recipe, Recipe):
+        return recipe
+    names = "TensorScaling(), RowScaling(), BlockScaling(), StaticScaling()"
+    hint = " (an instance, not the class)" if isinstance(recipe, type) else ""
+    raise TypeError(f"{call}: recipe is {recipe!r}; give a recipe such as {names}{hint}")
+
+
+def resolve_tile(tile: Tile, shape: tuple[int, ...]) -> Tile:
+    """Replaces -1 by the size of the dim, and limits a tile to the dim; sizes are at least 1."""
+    rows, k = (max(size, 1) for size in shape[-2:])
+    return (rows if tile[0] == -1 else min(tile[0], rows), k if tile[1] == -1 else min(tile[1], k))
+
+
+def check_roles(roles: tuple[str, str], call: str) -> tuple[Role, Role]:
+    """Raises unless `roles` is a pair of operand roles."""
+    if len(tuple(roles)) != 2 or any(role not in OPERAND_ROLES for role in roles):
+        raise ValueError(
+            f"{call}: roles is {roles!r}; give one of {', '.join(OPERAND_ROLES)} for each operand"
+        )
+    lhs, rhs = roles
+    return lhs, rhs  # type: ignore[return-value]

@@ -1,0 +1,72 @@
+"""The semantics in plain jnp, and what runs on a platform that has no kernel.
+
+Readable, not fast, and never an oracle for tests: XLA may flush subnormals and reorders sums. The
+oracle is `jax_fp8.testing.oracle`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fp8.formats import Format
+
+Array = jax.Array
+Tile = tuple[int, int]
+
+SMALLEST_SCALE = 2.0**-126
+
+
+def expand_scale(scale: Array, shape: tuple[int, ...], tile: Tile) -> Array:
+    """Repeats each scale over its tile: (*b, ceil(r / tile_r), ceil(c / tile_c)) -> (*b, r, c)."""
+    for axis, size in ((-2, tile[0]), (-1, tile[1])):
+        if scale.shape[axis] != 1:
+            scale = jnp.repeat(scale, size, axis=axis)
+        scale = jax.lax.slice_in_dim(scale, 0, min(scale.shape[axis], shape[axis]), axis=axis)
+    return jnp.broadcast_to(scale, (*scale.shape[:-2], *shape[-2:]))
+
+
+def compute_scale(x: Array, fmt: Format, tile: Tile, power_of_two: bool) -> Array:
+    """amax over the finite entries of each tile, divided by the format's largest value."""
+    rows, cols = x.shape[-2:]
+    tile = (min(tile[0], max(rows, 1)), min(tile[1], max(cols, 1)))
+    magnitude = jnp.where(jnp.isfinite(x), jnp.abs(x), 0.0)
+    pad = [(0, 0)] * (x.ndim - 2) + [(0, -rows % tile[0]), (0, -cols % tile[1])]
+    magnitude = jnp.pad(magnitude, pad)
+    r, c = magnitude.shape[-2:]
+    tiles = magnitude.reshape(*x.shape[:-2], r // tile[0], tile[0], c // tile[1], tile[1])
+    amax = jnp.max(tiles, axis=(-3, -1), initial=0.0)
+    scale = jnp.maximum(amax / np.float32(fmt.max), np.float32(SMALLEST_SCALE))
+    if power_of_two:
+        mantissa, exponent = jnp.frexp(scale)
+        scale = jnp.ldexp(jnp.float32(1), exponent - (mantissa == 0.5))
+    return jnp.where(amax == 0, np.float32(1), scale).astype(jnp.float32)
+
+
+def cast(x: Array, scale: Array, fmt: Format, tile: Tile, saturate: bool) -> Array:
+    """round_to_nearest_even(x / scale), saturating at the largest value where x is finite."""
+    y = x / expand_scale(scale, x.shape, tile)
+    if saturate:
+        y = jnp.where(jnp.isfinite(x), jnp.clip(y, -fmt.max, fmt.max), x)
+    return y.astype(fmt.dtype)
+
+
+def gemm(
+    lhs: Array,
+    rhs: Array,
+    lhs_scale: Array,
+    rhs_scale: Array,
+    *,
+    lhs_tile: Tile,
+    rhs_tile: Tile,
+    out_dtype: np.dtype[np.generic],
+) -> Array:
+    """out[..., m, n] = sum over k of lhs[..., m, k] · rhs[..., n, k], both times their scales.
+
+    Dequantises first and lets XLA's dot add in FP32.
+    """
+    x = lhs.astype(jnp.float32) * expand_scale(lhs_scale, lhs.shape, lhs_tile)
+    w = rhs.astype(jnp.float32) * expand_scale(rhs_scale, rhs.shape, rhs_tile)
+    out = jnp.einsum("...mk,...nk->...mn", x, w, precision=jax.lax.Precision.HIGHEST)
+    return out.astype(out_dtype)

@@ -1,0 +1,249 @@
+"""The scaled calls: FP8 values and the scales that belong to them in, real numbers out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jax_fp8 import config, dimension_numbers, formats, gemm
+from jax_fp8.array import ScaledArray, resolve_tile, scale_shape
+from jax_fp8.config import UNSET, Unset
+from jax_fp8.dot import check_k, plan_of, refuse_explicit
+from jax_fp8.quantize import scale_to_float32
+
+__all__ = ["scaled_dot_general", "scaled_matmul"]
+
+Array = jax.Array
+ArrayLike = jax.typing.ArrayLike
+
+
+def scaled_dot_general(
+    lhs: ScaledArray,
+    rhs: ScaledArray,
+    dimension_numbers: Any,
+    preferred_element_type: npt.DTypeLike = np.float32,
+    *,
+    accumulation: str | Unset = UNSET,
+    promotion_interval: int | Unset | None = UNSET,
+) -> Array:
+    """Multiplies scaled FP8 operands: `dequantize(lhs) · dequantize(rhs)`, added in FP32.
+
+    Not differentiable: codes and scales are constants. For gradients use `dot_general`.
+
+    Args:
+      lhs: scaled array, E4M3FN or E5M2.
+      rhs: scaled array, E4M3FN or E5M2; the formats may differ.
+      dimension_numbers: as for `jax.lax.dot_general`.
+      preferred_element_type: float32, bfloat16 or float16: the FP32 result is rounded to it once.
+      accumulation: model of the accumulator; explicit argument > context > "native".
+      promotion_interval: k after which a short accumulator is added to FP32. CPU kernels accumulate
+        in FP32 throughout and ignore it.
+
+    Returns:
+      Array of shape (batch..., lhs free..., rhs free...).
+
+    Raises:
+      TypeError: operands, scales or preferred_element_type of another dtype.
+      ValueError: shapes, tiles or scale kinds that do not fit, see `jax_fp8.gemm.SCALE_PAIRS`.
+
+    >>> from jax_fp8 import quantize
+    >>> q = quantize(jnp.ones((4, 8)), "e4m3", (1, -1))
+    >>> scaled_dot_general(q, q, (((1,), (1,)), ((), ()))).shape
+    (4, 4)
+    """
+    call = "scaled_dot_general"
+    for side, q in (("lhs", lhs), ("rhs", rhs)):
+        if not isinstance(q, ScaledArray):
+            raise TypeError(
+                f"{call}: {side} is {type(q).__name__}; it must be a ScaledArray: use quantize, or "
+                "scaled_matmul for raw arrays"
+            )
+        q.check(call, side)
+        refuse_explicit(q.values, call, side)
+    plan = plan_of(dimension_numbers, lhs, rhs, call)
+    _check_scale_kinds(plan, lhs, rhs, call)
+    execution = config.current(accumulation, promotion_interval, call=call)
+    lhs, rhs = (ScaledArray(q.values, scale_to_float32(q.scale), q.tile) for q in (lhs, rhs))
+    out = gemm.gemm(
+        plan.lhs.canonical_scaled(lhs, call, "lhs"),
+        plan.lhs.axis,
+        plan.rhs.canonical_scaled(rhs, call, "rhs"),
+        plan.rhs.axis,
+        out_dtype=gemm.check_out_dtype(preferred_element_type, call),
+        execution=execution,
+    )
+    return out.reshape(plan.out_shape)
+
+
+def scaled_matmul(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs_scale: ArrayLike,
+    *,
+    lhs_tile: tuple[int, int] | None = None,
+    rhs_tile: tuple[int, int] | None = None,
+    preferred_element_type: npt.DTypeLike = np.float32,
+    accumulation: str | Unset = UNSET,
+    promotion_interval: int | Unset | None = UNSET,
+) -> Array:
+    """Multiplies raw FP8 matrices with scales that you computed yourself.
+
+    Args:
+      lhs: (m, k) or (*batch, m, k) FP8 values.
+      rhs: (k, n) or (*batch, k, n) FP8 values.
+      lhs_scale: dequantizing float32 scale: a scalar or (1,) for the whole operand, (m, 1) per row,
+        or a grid (ceil(m / tile), ceil(k / tile)). With batch dims: (*batch or 1s, …) before those.
+      rhs_scale: the same on (k, n): a scalar, (1, n) per column, or a grid.
+      lhs_tile: (m, k) sizes that one scale covers, -1 for a whole dim. Needed where the grid does
+        not divide the dim, or where more than one usual tile explains it.
+      rhs_tile: (k, n) sizes that one scale covers.
+      preferred_element_type: float32, bfloat16 or float16.
+      accumulation: see `scaled_dot_general`.
+      promotion_interval: see `scaled_dot_general`.
+
+    Returns:
+      (*batch, m, n) array.
+
+    Raises:
+      TypeError: operands that are not FP8, scales that are not float32.
+      ValueError: shapes that do not fit, or a scale whose tile is ambiguous.
+
+    >>> lhs, rhs = jnp.ones((2, 8), jnp.float8_e4m3fn), jnp.ones((8, 3), jnp.float8_e5m2)
+    >>> scaled_matmul(lhs, rhs, 0.5, 2.0)[0].tolist()
+    [8.0, 8.0, 8.0]
+    """
+    call = "scaled_matmul"
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        formats.lookup(x.dtype, call=f"{call}: {side}")
+        if x.ndim < 2:
+            raise ValueError(f"{call}: {side} has shape {x.shape}; it must be a matrix")
+    check_k(lhs, lhs.ndim - 1, rhs, rhs.ndim - 2, call)
+    rank = max(lhs.ndim, rhs.ndim)
+    operands = []
+    for side, x, scale, tile in (
+        ("lhs", lhs, lhs_scale, lhs_tile),
+        ("rhs", rhs, rhs_scale, rhs_tile),
+    ):
+        refuse_explicit(x, call, side)
+        scale, tile = _scale_and_tile(scale, tile, x.shape, call, side)
+        lead = (1,) * (rank - x.ndim)
+        operands.append(
+            (
+                x.reshape(lead + x.shape),
+                scale.reshape((1,) * (rank - scale.ndim) + scale.shape),
+                tile,
+            )
+        )
+    (lhs, lhs_scale, lhs_pair), (rhs, rhs_scale, rhs_pair) = operands
+    gemm.check_scale_pair(
+        call,
+        gemm.scale_kind(lhs_scale.dtype, lhs_scale.shape[-1], lhs_scale.shape[-2]),
+        gemm.scale_kind(rhs_scale.dtype, rhs_scale.shape[-2], rhs_scale.shape[-1]),
+    )
+    lhs_scale, rhs_scale = (scale_to_float32(s) for s in (lhs_scale, rhs_scale))
+    out_dtype = gemm.check_out_dtype(preferred_element_type, call)
+    gemm.validate(
+        lhs,
+        rhs,
+        lhs_scale,
+        rhs_scale,
+        lhs_axis=-1,
+        rhs_axis=-2,
+        lhs_tile=lhs_pair,
+        rhs_tile=rhs_pair[::-1],
+        out_dtype=out_dtype,
+        call=call,
+    )
+    return gemm.gemm(
+        gemm.Matrix(lhs, lhs_scale, lhs_pair),
+        -1,
+        gemm.Matrix(rhs, rhs_scale, rhs_pair),
+        -2,
+        out_dtype=out_dtype,
+        execution=config.current(accumulation, promotion_interval, call=call),
+    )
+
+
+def _check_scale_kinds(
+    plan: dimension_numbers.Plan, lhs: ScaledArray, rhs: ScaledArray, call: str
+) -> None:
+    kinds = []
+    for side, q in ((plan.lhs, lhs), (plan.rhs, rhs)):
+        k, rows = (
+            any(q.scale.shape[d] > 1 for d in dims) for dims in (side.contracting, side.free)
+        )
+        kinds.append(gemm.scale_kind(q.scale.dtype, 1 + k, 1 + rows))
+    gemm.check_scale_pair(call, kinds[0], kinds[1])
+
+
+#: Tile sizes in common use; a scale that two of them explain is ambiguous without an explicit tile.
+_USUAL_TILES = (32, 64, 128)
+
+
+def _scale_and_tile(
+    scale: ArrayLike, tile: tuple[int, int] | None, shape: tuple[int, ...], call: str, side: str
+) -> tuple[Array, tuple[int, int]]:
+    """Checks a raw scale and finds what one of its entries covers on the last two dims."""
+    if isinstance(scale, float | int):  # under x64 a Python float would become float64
+        scale = np.float32(scale)
+    scale = jnp.asarray(scale)
+    if scale.dtype not in (np.dtype(np.float32), formats.E8M0):
+        raise TypeError(
+            f"{call}: {side}_scale has dtype {scale.dtype}; scales are float32 (or "
+            "float8_e8m0fnu): convert with scale.astype(jnp.float32)"
+        )
+    if scale.shape in ((), (1,)):
+        scale = scale.reshape(1, 1)
+    if not 2 <= scale.ndim <= len(shape):
+        raise ValueError(
+            f"{call}: {side}_scale has shape {scale.shape}; for {side} of shape {shape} give a "
+            f"scalar or 2 to {len(shape)} dims, such as {_row_scale_example(side, shape)} for one "
+            f"scale per {'row' if side == 'lhs' else 'column'}"
+        )
+    if tile is None:
+        sizes = [
+            _guess_tile(dim, count, i, scale, shape, call, side)
+            for i, (dim, count) in enumerate(zip(shape[-2:], scale.shape[-2:], strict=True))
+        ]
+        return scale, (sizes[0], sizes[1])
+    full = (1,) * (len(shape) - 2) + tuple(tile)
+    pair = resolve_tile(full, shape, call)[-2:]
+    expected = scale_shape(shape[-2:], pair)
+    if scale.shape[-2:] == (1, 1) != expected:
+        return scale, (max(shape[-2], 1), max(shape[-1], 1))
+    if scale.shape[-2:] != expected:
+        raise ValueError(
+            f"{call}: {side}_scale has shape {scale.shape}; {side} of shape {shape} with "
+            f"{side}_tile {tuple(tile)} needs {expected} in its last two dims"
+        )
+    return scale, (pair[0], pair[1])
+
+
+def _row_scale_example(side: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[-2], 1) if side == "lhs" else (1, shape[-1])
+
+
+def _guess_tile(
+    dim: int, count: int, axis: int, scale: Array, shape: tuple[int, ...], call: str, side: str
+) -> int:
+    """Tile size where `count` scales lie along a dim of size `dim`, if there is only one answer."""
+    if count == 1 or count == dim:
+        return max(dim, 1) if count == 1 else 1
+    where = (
+        f"{call}: {side}_scale has shape {scale.shape}; its {count} entries along dim "
+        f"{len(shape) - 2 + axis} (size {dim}) of {side}"
+    )
+    remedy = f"say what one covers with {side}_tile=(rows, columns)"
+    if count == 0 or count > dim or dim % count:
+        raise ValueError(f"{where} do not divide it evenly; {remedy}")
+    even = dim // count
+    others = [t for t in _USUAL_TILES if t != even and -(-dim // t) == count]
+    if others:
+        raise ValueError(f"{where} may mean tiles of {even} or of {others[0]}; {remedy}")
+    return even

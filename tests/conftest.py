@@ -1,0 +1,48 @@
+"""What every test runs under: four CPU devices, kernels required, no silent promotion.
+
+The environment is set before anything imports jax, which reads it once.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_FP8_REQUIRE_KERNEL"] = "1"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+).strip()
+
+import hypothesis
+import jax
+import pytest
+
+from jax_fp8 import lowering
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+_QUIET = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+#: The same cases in every run. HYPOTHESIS_PROFILE=explore looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None, **_QUIET)
+hypothesis.settings.register_profile("explore", print_blob=True, **_QUIET)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def runnable_rows(operation: str) -> list[str]:
+    """Names of the rows of `operation` that this machine can run, in order of preference."""
+    return [
+        row.name
+        for row in lowering.kernel_table()
+        if row.operation == operation and not row.why_not
+    ]
+
+
+@pytest.fixture(scope="session", params=runnable_rows("gemm"))
+def kernel_row(request: pytest.FixtureRequest) -> str:
+    """Name of a GEMM row, for `jax_fp8.force_kernel`."""
+    return request.param
+
+
+@pytest.fixture(scope="session", params=runnable_rows("quantize"))
+def quantize_row(request: pytest.FixtureRequest) -> str:
+    """Name of a quantiser row, for `jax_fp8.force_kernel`."""
+    return request.param
