@@ -17,6 +17,8 @@ from typing import Final
 
 import jax
 
+from jax_fp8 import _ffi
+
 __all__ = ["emulate", "force_kernel", "require_kernel"]
 
 REQUIRE_KERNEL_VARIABLE: Final = "JAX_FP8_REQUIRE_KERNEL"
@@ -66,8 +68,8 @@ def current(
     """Resolves explicit argument > context > environment > default."""
     execution: Execution = _context.value
     changes: dict[str, object] = {}
-    if not execution.kernel:
-        changes["kernel"] = os.environ.get(FORCE_KERNEL_VARIABLE, "")
+    if not execution.kernel and (name := os.environ.get(FORCE_KERNEL_VARIABLE, "")):
+        changes["kernel"] = _check_kernel(name, f"{call}: {FORCE_KERNEL_VARIABLE}")
     if not execution.require_kernel:
         changes["require_kernel"] = os.environ.get(REQUIRE_KERNEL_VARIABLE, "0") not in ("", "0")
     if not isinstance(accumulation, Unset):
@@ -113,14 +115,15 @@ def force_kernel(name: str) -> AbstractContextManager[None]:
     >>> with fp8.force_kernel("scalar"):
     ...     y = fp8.matmul(jnp.ones((2, 3)), jnp.ones((3, 4)))
     """
-    from jax_fp8 import lowering
+    return _changed(kernel=_check_kernel(name, "force_kernel"))
 
-    names = {row.name for row in lowering.kernel_table()}
+
+def _check_kernel(name: str, call: str) -> str:
+    """Returns `name` if some operation has a kernel row of that name, else raises."""
+    names = sorted({row[1] for row in _ffi.kernels()})
     if name not in names:
-        raise ValueError(
-            f"force_kernel: there is no kernel {name!r}; there are {', '.join(sorted(names))}"
-        )
-    return _changed(kernel=name)
+        raise ValueError(f"{call}: there is no kernel {name!r}; there are {', '.join(names)}")
+    return name
 
 
 def require_kernel() -> AbstractContextManager[None]:

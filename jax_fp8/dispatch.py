@@ -7,7 +7,6 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -96,7 +95,7 @@ def explain(
     recipe = recipes.check(recipe, call)
     roles_checked = recipes.check_roles(roles, call)
     if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+        preferred_element_type = gemm.promote(lhs.dtype, rhs.dtype)
     out_dtype = gemm.check_out_dtype(preferred_element_type, call)
     platform = platform or jax.default_backend()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from jax_fp8 import _compat, autodiff, config, dimension_numbers, gemm, recipes
+from jax_fp8.primitive import refuse_explicit
 from jax_fp8.quantize import as_float_array
 from jax_fp8.recipes import Recipe
 
@@ -153,7 +153,7 @@ def _contract(
     call: str,
 ) -> Array:
     if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+        preferred_element_type = gemm.promote(lhs.dtype, rhs.dtype)
     contraction = autodiff.Contraction(
         axes=(lhs_axis, rhs_axis),
         roles=recipes.check_roles(roles, call),
@@ -176,18 +176,6 @@ def _operands(lhs: ArrayLike, rhs: ArrayLike, call: str) -> tuple[Array, Array]:
         refuse_explicit(x, call, side)
         out.append(x)
     return out[0], out[1]
-
-
-def refuse_explicit(x: Array, call: str, side: str) -> None:
-    sharded = _compat.explicit_axes(x)
-    if sharded:
-        dim, axis = sharded[0]
-        raise NotImplementedError(
-            f"{call}: dim {dim} of {side} (shape {x.shape}) is sharded over the Explicit mesh axis "
-            f"{axis!r}, and the partitioning rules do not exist yet; gathering it silently would "
-            "be wrong. Call inside jax.shard_map, make the axis Auto, or replicate the operand "
-            "with jax.sharding.reshard"
-        )
 
 
 def check_k(lhs: Array, lhs_k: int, rhs: Array, rhs_k: int, call: str) -> None:

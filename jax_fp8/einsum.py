@@ -11,6 +11,8 @@ import numpy.typing as npt
 import opt_einsum
 
 from jax_fp8.dot import dot_general
+from jax_fp8.gemm import promote
+from jax_fp8.quantize import as_float_array
 from jax_fp8.recipes import OPERAND_ROLES, Recipe
 
 __all__ = ["einsum"]
@@ -50,7 +52,7 @@ def einsum(
     >>> einsum("bld,df->blf", jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
     (2, 3, 5)
     """
-    arrays = [jnp.asarray(x) for x in operands]
+    arrays = [as_float_array(x, "einsum", f"operand {i}") for i, x in enumerate(operands)]
     if roles is None:
         roles = ("input",) + ("weight",) * (len(arrays) - 1)
     if len(roles) != len(arrays) or any(role not in OPERAND_ROLES for role in roles):
@@ -70,7 +72,7 @@ def einsum(
         shapes = ", ".join(str(x.shape) for x in arrays)
         raise ValueError(f"einsum: {subscripts!r} does not fit shapes {shapes}: {error}") from error
     if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(*(x.dtype for x in arrays))
+        preferred_element_type = promote(*(x.dtype for x in arrays))
     terms = list(zip(inputs.split(","), arrays, roles, strict=True))
     for step in path.contraction_list:
         picked = sorted(step[0])

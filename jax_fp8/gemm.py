@@ -200,6 +200,15 @@ def check_out_dtype(dtype: npt.DTypeLike, call: str) -> np.dtype[Any]:
     return dtype
 
 
+def promote(*dtypes: npt.DTypeLike) -> np.dtype[Any]:
+    """dtype of a product of these operands: theirs if they agree, else float32.
+
+    What jnp.result_type gives, in every mode of jax_numpy_dtype_promotion.
+    """
+    distinct = {np.dtype(dtype) for dtype in dtypes}
+    return distinct.pop() if len(distinct) == 1 else np.dtype(np.float32)
+
+
 def _abstract(
     lhs: Any,
     rhs: Any,

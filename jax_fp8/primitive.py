@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
-from jax_fp8._compat import zero_tangent
+from jax_fp8._compat import explicit_axes, zero_tangent
 
 Array = jax.Array
 
@@ -53,6 +53,22 @@ def refuse_tangents(primitive: Primitive, operands: Sequence[str], remedy: str) 
 
 def refuse(operand: str, name: str, remedy: str) -> NoReturn:
     raise TypeError(f"{name}: a gradient was asked of {operand}, which has none; {remedy}")
+
+
+def refuse_explicit(x: Array, call: str, side: str) -> None:
+    """Raises if an operand is sharded over an Explicit mesh axis.
+
+    XLA would gather it for a custom call, without a word.
+    """
+    sharded = explicit_axes(x)
+    if sharded:
+        dim, axis = sharded[0]
+        raise NotImplementedError(
+            f"{call}: dim {dim} of {side} (shape {x.shape}) is sharded over the Explicit mesh axis "
+            f"{axis!r}, and the partitioning rules do not exist yet: XLA would gather it silently. "
+            "Call inside jax.shard_map, make the axis Auto, or replicate the operand with "
+            "jax.sharding.reshard"
+        )
 
 
 def to_front(operands: Sequence[Array], dims: Sequence[int | None]) -> list[Array]:

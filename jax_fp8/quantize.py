@@ -71,6 +71,7 @@ def quantize(
     """
     fmt = formats.lookup(format, call="quantize")
     x = as_float_array(x, "quantize", "x")
+    primitive.refuse_explicit(x, "quantize", "x")
     execution = config.current(call="quantize")
     full = resolve_tile(tile, x.shape, "quantize")
     scales = scale_shape(x.shape, full)
@@ -106,6 +107,7 @@ def dequantize(q: ScaledArray, dtype: npt.DTypeLike = np.float32) -> Array:
     [0.0, 0.5, 448.0]
     """
     q.check("dequantize", "q")
+    primitive.refuse_explicit(q.values, "dequantize", "q")
     if np.dtype(dtype) not in FLOAT_DTYPES:
         raise TypeError(f"dequantize: dtype {np.dtype(dtype).name} is not offered; {_offered()}")
     full = q.full_tile()

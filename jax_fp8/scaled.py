@@ -12,7 +12,8 @@ import numpy.typing as npt
 from jax_fp8 import config, dimension_numbers, formats, gemm
 from jax_fp8.array import ScaledArray, resolve_tile, scale_shape
 from jax_fp8.config import UNSET, Unset
-from jax_fp8.dot import check_k, plan_of, refuse_explicit
+from jax_fp8.dot import check_k, plan_of
+from jax_fp8.primitive import refuse_explicit
 from jax_fp8.quantize import scale_to_float32
 
 __all__ = ["scaled_dot_general", "scaled_matmul"]

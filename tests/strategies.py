@@ -113,7 +113,7 @@ class Operand:
     Attributes:
       values: FP8 array with its dims in any order.
       scale: float32 scale of shape ceil(values.shape / tile).
-      tile: a size per dim of values.
+      tile: a size >= 1 per dim of values.
       order: permutation to (batch..., free..., contracting...).
       num_batch: how many of those are batch dims.
       num_contracting: how many are contracting dims.
@@ -245,11 +245,11 @@ def _operands(
     # memory[i] is the canonical dim that lies at place i in memory.
     memory = draw(st.one_of(st.just(tuple(range(len(dims)))), st.permutations(range(len(dims)))))
     shape = tuple(dims[d] for d in memory)
-    tile = tuple(canonical_tile[d] for d in memory)
+    tile = [canonical_tile[d] for d in memory]
     rng = np.random.default_rng(draw(seeds))
     fmt = draw(formats_of_values)
-    covered = (max(dim, 1) if t == -1 else t for t, dim in zip(tile, shape, strict=True))
-    scale_shape = tuple(-(-dim // t) for dim, t in zip(shape, covered, strict=True))
+    tile = tuple(max(dim, 1) if t == -1 else t for t, dim in zip(tile, shape, strict=True))
+    scale_shape = tuple(-(-dim // t) for dim, t in zip(shape, tile, strict=True))
     return Operand(
         values=random_codes(rng, fmt, shape, finite=finite),
         scale=random_scales(rng, scale_shape),

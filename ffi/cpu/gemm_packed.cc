@@ -110,20 +110,6 @@ struct Workspace {
   }
 };
 
-// Rows `rows` of one operand, from `k_begin` on.
-PackSource SourceOf(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
-                    int64_t k_begin, const KRun* runs, int num_runs) {
-  const int64_t row_stride = desc.k_contiguous ? buffer.leading_stride : 1;
-  const int64_t k_stride = desc.k_contiguous ? 1 : buffer.leading_stride;
-  return {.values = buffer.values + rows.begin * row_stride + k_begin * k_stride,
-          .leading_stride = buffer.leading_stride,
-          .format = desc.format,
-          .k_contiguous = desc.k_contiguous,
-          .num_rows = static_cast<int>(rows.size()),
-          .runs = runs,
-          .num_runs = num_runs};
-}
-
 // The scale of each row of `rows` at `k`, one per row however many rows share it.
 void ExpandScales(const OperandDesc& desc, const OperandBuffer& buffer, Range rows, int64_t k,
                   float* expanded) {
@@ -137,6 +123,7 @@ void ExpandScales(const OperandDesc& desc, const OperandBuffer& buffer, Range ro
   }
 }
 
+// One part of one product, computed by one thread.
 class Task {
  public:
   Task(const PackedGemmIsa& isa, const GemmDesc& desc, const KBlocking& k_blocking,
@@ -181,7 +168,15 @@ class Task {
 
   PackSource Source(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
                     const KBlocking::Block& block) const {
-    return SourceOf(desc, buffer, rows, block.k_begin, k_blocking_.runs(block), block.num_runs);
+    const int64_t row_stride = desc.k_contiguous ? buffer.leading_stride : 1;
+    const int64_t k_stride = desc.k_contiguous ? 1 : buffer.leading_stride;
+    return {.values = buffer.values + rows.begin * row_stride + block.k_begin * k_stride,
+            .leading_stride = buffer.leading_stride,
+            .format = desc.format,
+            .k_contiguous = desc.k_contiguous,
+            .num_rows = static_cast<int>(rows.size()),
+            .runs = k_blocking_.runs(block),
+            .num_runs = block.num_runs};
   }
 
   void ExpandBlockScales(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
@@ -215,21 +210,36 @@ class Task {
                                 .scales_vary_along_k = scales_vary_along_k_,
                                 .partial = workspace_.partial + tile_offset,
                                 .acc = workspace_.acc + tile_offset};
+      const Range out_rows{rows_.begin + rows.begin, rows_.begin + rows.end};
+      if (is_last_block) PrefetchOutput(out_rows, cols);
       isa_.multiply(product);
-      if (is_last_block)
-        StoreTile(product.acc, {rows_.begin + rows.begin, rows_.begin + rows.end}, cols);
+      if (is_last_block) StoreTile(product.acc, out_rows, cols);
+    }
+  }
+
+  // Fetches the output's cache lines while the tile is computed: a store to a line that is not
+  // there waits for it, and the rows of a tile are too far apart for the hardware to foresee them.
+  void PrefetchOutput(Range rows, Range cols) const {
+    constexpr int64_t kCacheLineBytes = 64;
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      const char* begin = OutputElement(row, cols.begin);
+      for (int64_t byte = 0; byte < cols.size() * element_bytes_; byte += kCacheLineBytes) {
+        __builtin_prefetch(begin + byte, /*rw=*/1);
+      }
     }
   }
 
   void StoreTile(const float* acc, Range rows, Range cols) const {
-    const int64_t element_bytes = desc_.out == OutType::kF32 ? 4 : 2;
     isa_.store({.acc = acc,
-                .out = static_cast<char*>(buffers_.out) +
-                       (rows.begin * desc_.n + cols.begin) * element_bytes,
+                .out = OutputElement(rows.begin, cols.begin),
                 .out_stride = desc_.n,
                 .type = desc_.out,
                 .num_rows = static_cast<int>(rows.size()),
                 .num_cols = static_cast<int>(cols.size())});
+  }
+
+  char* OutputElement(int64_t row, int64_t col) const {
+    return static_cast<char*>(buffers_.out) + (row * desc_.n + col) * element_bytes_;
   }
 
   const PackedGemmIsa& isa_;
@@ -239,6 +249,7 @@ class Task {
   const Range rows_, cols_;
   const int64_t num_row_tiles_;
   const bool scales_vary_along_k_ = desc_.lhs.tile_k < desc_.k || desc_.rhs.tile_k < desc_.k;
+  const int64_t element_bytes_ = desc_.out == OutType::kF32 ? 4 : 2;
   Workspace workspace_;
 };
 

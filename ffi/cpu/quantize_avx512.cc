@@ -30,8 +30,7 @@ __m512 Load(const void* x, int64_t i, __mmask16 lanes) {
   }
 }
 
-// --- amax
-// -----------------------------------------------------------------------------------------
+// --- amax ---
 
 __m512 RaiseTo(__m512 x, __m512 amax) {
   const __mmask16 finite = _knot_mask16(_mm512_fpclass_ps_mask(x, kInfClass | kNaNClass));
@@ -59,8 +58,9 @@ float AmaxOf(const void* x, int64_t begin, int64_t end) {
   __m512 running[4] = {};
   int64_t i = begin;
   for (; i + 64 <= end; i += 64) {
-    for (int v = 0; v < 4; ++v)
+    for (int v = 0; v < 4; ++v) {
       running[v] = RaiseTo(Load<in>(x, i + 16 * v, kAllLanes), running[v]);
+    }
   }
   for (; i < end; i += 16) running[0] = RaiseTo(Load<in>(x, i, LanesBelow(end, i)), running[0]);
   return _mm512_reduce_max_ps(
@@ -75,8 +75,7 @@ void AmaxAcross(const void* x, int64_t n, int64_t segment, float* amax) {
   }
 }
 
-// --- to codes
-// -------------------------------------------------------------------------------------
+// --- to codes ---
 
 // 16 codes, one in each 32-bit lane. The steps are those of EncodeOne in quantize_scalar.cc.
 template <Format format>
@@ -137,7 +136,7 @@ void EncodeRun(const void* x, int64_t begin, int64_t end, __m512 ceiling, uint8_
   for (; i < end; i += 16) {
     const __mmask16 mask = LanesBelow(end, i);
     const __m512i lanes = EncodeLanes<format>(Load<in>(x, i, mask), scale_at(i, mask), ceiling);
-    _mm512_mask_cvtepi32_storeu_epi8(codes + i, mask, lanes);
+    _mm_mask_storeu_epi8(codes + i, mask, _mm512_cvtepi32_epi8(lanes));
   }
 }
 
@@ -159,8 +158,7 @@ void Encode(const void* x, int64_t n, const float* scale, int64_t segment, bool 
   }
 }
 
-// --- from codes
-// -----------------------------------------------------------------------------------
+// --- from codes ---
 
 // E5M2 is the upper byte of F16. E4M3FN shifted to F16's mantissa is 2^-8 of its value, since the
 // biases are 7 and 15.
@@ -195,7 +193,8 @@ void Store(__m512 value, void* out, int64_t i, __mmask16 lanes) {
     __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
     rounded = _mm512_mask_or_epi32(rounded, _mm512_fpclass_ps_mask(value, kNaNClass), upper,
                                    _mm512_set1_epi32(0x0040));
-    _mm512_mask_cvtepi32_storeu_epi16(static_cast<uint16_t*>(out) + i, lanes, rounded);
+    _mm256_mask_storeu_epi16(static_cast<uint16_t*>(out) + i, lanes,
+                             _mm512_cvtepi32_epi16(rounded));
   }
 }
 

@@ -14,16 +14,29 @@
 namespace jax_fp8 {
 namespace {
 
-// Sizes are counted in entries of x.
-constexpr int64_t kSerialEntries = 32 * 1024;  // up to here a second thread costs more than it saves
-constexpr int64_t kRegionEntries = 32 * 1024;
-constexpr int64_t kSharedRegionEntries = 128 * 1024;
+// All in entries of x, and measured on a Zen 4 with 1 MB of L2 and 32 MB of L3.
+// Up to here a second thread costs more than it saves.
+constexpr int64_t kSerialEntries = 32 * 1024;
+// A region of one row of tiles is in L2 when its codes are computed.
+constexpr int64_t kRowRegionEntries = 32 * 1024;
+// Tall tiles want regions as wide as the matrix: memory then is read in order, which gains more
+// than L2 does. They stay in L3, and shrink for small matrices to leave work for every thread.
+constexpr int64_t kTallRegionEntries = 512 * 1024;
+// Larger tiles are shared between regions.
 constexpr int64_t kLargestUnit = 128 * 1024;
+// A region of a shared tile pays for merging its amaxes, so it has a few rows for each of them.
+constexpr int64_t kSharedRegionEntries = 128 * 1024;
+constexpr int64_t kSharedRegionCols = 8 * 1024;
+// Regions narrower than a cache line of codes would share lines.
 constexpr int64_t kLineEntries = 64;
+// Scratch on the stack holds a part of a row.
 constexpr int64_t kPieceCols = 2048;
-constexpr int64_t kNarrowTile = 64;
+// Row operations are slow on segments up to this size, other than 1.
+constexpr int64_t kNarrowTile = 63;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t Bytes(InType type) { return type == InType::kF32 ? 4 : 2; }
 
 struct Matrices {
   int64_t batch, rows, cols;
@@ -146,7 +159,7 @@ void ForRegions(const Matrices& x, int64_t region_rows, int64_t region_cols,
 // The same for regions of about `entries` entries that may cut tiles anywhere.
 template <class Body>
 void ForAnyRegions(const Matrices& x, int64_t entries, const ParallelFor& parallel_for, Body body) {
-  const int64_t cols = std::min(x.cols, std::max(kPieceCols, entries / x.rows));
+  const int64_t cols = std::min(x.cols, std::max(kSharedRegionCols, entries / x.rows));
   const int64_t rows = std::clamp<int64_t>(entries / cols, 1, x.rows);
   ForRegions(x, rows, cols, parallel_for, body);
 }
@@ -175,7 +188,7 @@ class Quantizer {
 
   void Run(const ParallelFor& parallel_for) const {
     if (desc_.scale_given) {
-      ForAnyRegions(x_, kRegionEntries, parallel_for, [&](const Region& region) {
+      ForAnyRegions(x_, kRowRegionEntries, parallel_for, [&](const Region& region) {
         ForOutputs([&](int i) { EncodeRegion(region, i); });
       });
       return;
@@ -206,10 +219,15 @@ class Quantizer {
 
   void RunWholeTiles(int64_t unit_rows, int64_t unit_cols, int64_t least_cols,
                      const ParallelFor& parallel_for) const {
+    constexpr int64_t kRegionsPerThread = 4;
+    const int64_t share = x_.entries() / (kRegionsPerThread * parallel_for.num_threads);
+    const int64_t entries = unit_rows == 1
+                                ? kRowRegionEntries
+                                : std::clamp(share, kRowRegionEntries, kTallRegionEntries);
     const int64_t cols =
-        std::min(x_.cols, std::max(least_cols, kRegionEntries / unit_rows / unit_cols * unit_cols));
+        std::min(x_.cols, std::max(least_cols, entries / unit_rows / unit_cols * unit_cols));
     const int64_t rows =
-        std::min(x_.rows, std::max<int64_t>(1, kRegionEntries / (unit_rows * cols)) * unit_rows);
+        std::min(x_.rows, std::max<int64_t>(1, entries / (unit_rows * cols)) * unit_rows);
     ForRegions(x_, rows, cols, parallel_for, [&](const Region& region) {
       ForOutputs([&](int i) {
         // One row of tiles after the other: codes follow while the strip is in the nearest cache.
@@ -252,7 +270,7 @@ class Quantizer {
   }
 
   const void* EntryAt(int64_t index) const {
-    return static_cast<const char*>(buffers_.x) + index * (desc_.in == InType::kF32 ? 4 : 2);
+    return static_cast<const char*>(buffers_.x) + index * Bytes(desc_.in);
   }
 
   float* ScaleRow(const Region& strip, int output) const {
@@ -266,33 +284,43 @@ class Quantizer {
   template <class Merge>
   void AccumulateAmax(const Region& strip, int output, Merge merge) const {
     const int64_t tile_cols = tilings_[output].tile_cols;
-    const int64_t num_rows = strip.row_end - strip.row_begin;
     float* scale = ScaleRow(strip, output);
+    Region piece = strip;
     for (int64_t begin = strip.col_begin; begin < strip.col_end; begin += kPieceCols) {
-      const int64_t end = std::min(strip.col_end, begin + kPieceCols);
-      const int64_t first = begin / tile_cols, num_tiles = CeilDiv(end, tile_cols) - first;
-      const void* x = EntryAt((strip.batch * x_.rows + strip.row_begin) * x_.cols + begin);
-      float tile_amax[kPieceCols], column_amax[kPieceCols];
-      std::fill_n(tile_amax, num_tiles, 0.0f);
-      if (tile_cols == 1) {
-        ops_.amax_down[in_](x, num_rows, x_.cols, end - begin, tile_amax);
-      } else {
-        // First down the columns, unless there is one row only, then across each tile's columns.
-        auto amax_across = ops_.amax_across[in_];
-        if (num_rows > 1) {
-          std::fill_n(column_amax, end - begin, 0.0f);
-          ops_.amax_down[in_](x, num_rows, x_.cols, end - begin, column_amax);
-          amax_across = ops_.amax_across[static_cast<int>(InType::kF32)];
-          x = column_amax;
-        }
-        const int64_t entry_bytes = num_rows > 1 || desc_.in == InType::kF32 ? 4 : 2;
-        ForRuns(begin, end, tile_cols, [&](int64_t col, int64_t n, int64_t tile) {
-          amax_across(static_cast<const char*>(x) + (col - begin) * entry_bytes, n, tile_cols,
-                      tile_amax + tile - first);
-        });
-      }
-      for (int64_t i = 0; i < num_tiles; ++i) merge(scale[first + i], tile_amax[i]);
+      piece.col_begin = begin;
+      piece.col_end = std::min(strip.col_end, begin + kPieceCols);
+      const int64_t first = begin / tile_cols;
+      const int64_t num_tiles = CeilDiv(piece.col_end, tile_cols) - first;
+      float amax[kPieceCols];
+      std::fill_n(amax, num_tiles, 0.0f);
+      PieceAmax(piece, tile_cols, amax);
+      for (int64_t i = 0; i < num_tiles; ++i) merge(scale[first + i], amax[i]);
     }
+  }
+
+  // Raises amax[i], for the tiles that meet a piece of a strip, to the magnitudes in the piece.
+  void PieceAmax(const Region& piece, int64_t tile_cols, float* amax) const {
+    const int64_t num_rows = piece.row_end - piece.row_begin;
+    const int64_t num_cols = piece.col_end - piece.col_begin;
+    const void* x = EntryAt((piece.batch * x_.rows + piece.row_begin) * x_.cols + piece.col_begin);
+    if (tile_cols == 1) {
+      ops_.amax_down[in_](x, num_rows, x_.cols, num_cols, amax);
+      return;
+    }
+    // First down to one row, unless there is only one, then across each tile's columns.
+    float column_amax[kPieceCols];
+    InType row_type = desc_.in;
+    if (num_rows > 1) {
+      std::fill_n(column_amax, num_cols, 0.0f);
+      ops_.amax_down[in_](x, num_rows, x_.cols, num_cols, column_amax);
+      x = column_amax;
+      row_type = InType::kF32;
+    }
+    ForRuns(piece.col_begin, piece.col_end, tile_cols, [&](int64_t col, int64_t n, int64_t tile) {
+      const void* run = static_cast<const char*>(x) + (col - piece.col_begin) * Bytes(row_type);
+      ops_.amax_across[static_cast<int>(row_type)](run, n, tile_cols,
+                                                   amax + tile - piece.col_begin / tile_cols);
+    });
   }
 
   // In place, for `n` tiles.
@@ -338,7 +366,7 @@ void DequantizeBlocks(const QuantizeRowOps& ops, const DequantizeDesc& desc,
   const Matrices x = Fold({desc.batch, desc.rows, desc.cols}, &tiling, 1);
   const auto decode = ops.decode[static_cast<int>(desc.format)][static_cast<int>(desc.out)];
   const int64_t out_bytes = desc.out == OutType::kF32 ? 4 : 2;
-  ForAnyRegions(x, kRegionEntries, parallel_for, [&](const Region& region) {
+  ForAnyRegions(x, kRowRegionEntries, parallel_for, [&](const Region& region) {
     ForScaledRuns(x, region, tiling, buffers.scale,
                   [&](int64_t entry, int64_t n, const float* scale, int64_t segment) {
                     decode(buffers.values + entry, n, scale, segment,

@@ -1,4 +1,5 @@
-// From row operations to kernels: any shape, any tile, several threads.
+// From row operations to kernels: any shape, any tile, several threads. The calling thread has
+// cleared flush-to-zero (IeeeSubnormals), as ParallelFor does on others.
 #pragma once
 
 #include "common/parallel.h"

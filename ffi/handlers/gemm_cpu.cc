@@ -2,12 +2,15 @@
 // into one GemmDesc and one GemmBuffers per batch element, and runs the kernel that takes them.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/gemm_desc.h"
 #include "common/parallel.h"
 #include "cpu/kernels.h"
+#include "handlers/buffers.h"
 #include "handlers/gemm_handlers.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -15,15 +18,6 @@ namespace jax_fp8 {
 namespace {
 
 namespace ffi = xla::ffi;
-using Dims = ffi::AnyBuffer::Dimensions;
-
-int64_t CeilDiv(int64_t size, int64_t tile) { return size / tile + (size % tile != 0); }
-
-std::string ToString(Dims dims) {
-  std::string text = "(";
-  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
-  return text + ")";
-}
 
 ffi::Error Invalid(const std::string& message) {
   return ffi::Error::InvalidArgument("jax_fp8.gemm: " + message);
@@ -43,12 +37,6 @@ struct OperandSizes {
   bool k_contiguous;
   int64_t rows, k, tile_rows, tile_k, scale_rows, scale_k;
 };
-
-bool ParseFormat(ffi::DataType type, Format* format) {
-  if (type == ffi::DataType::F8E4M3FN) return *format = Format::kE4M3FN, true;
-  if (type == ffi::DataType::F8E5M2) return *format = Format::kE5M2, true;
-  return false;
-}
 
 bool ParseOutType(ffi::DataType type, OutType* out) {
   if (type == ffi::DataType::F32) return *out = OutType::kF32, true;
@@ -207,23 +195,23 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
     return ffi::Error::Success();
   }
 
-  const size_t batch_rank = rank - 2 - FoldBatchIntoM(lhs, rhs, out_dims, &desc);
-  const int64_t out_bytes = desc.m * desc.n * (desc.out == OutType::kF32 ? 4 : 2);
-  std::vector<GemmBuffers> batch(Product(out_dims, 0, batch_rank));
-  for (size_t i = 0; i < batch.size(); ++i) {
-    batch[i] = {.lhs = BatchElement(lhs, lhs_sizes, out_dims, batch_rank, i),
-                .rhs = BatchElement(rhs, rhs_sizes, out_dims, batch_rank, i),
-                .out = static_cast<char*>(out->untyped_data()) + i * out_bytes};
+  try {
+    const size_t batch_rank = rank - 2 - FoldBatchIntoM(lhs, rhs, out_dims, &desc);
+    const int64_t out_bytes = desc.m * desc.n * (desc.out == OutType::kF32 ? 4 : 2);
+    std::vector<GemmBuffers> batch(Product(out_dims, 0, batch_rank));
+    for (size_t i = 0; i < batch.size(); ++i) {
+      batch[i] = {.lhs = BatchElement(lhs, lhs_sizes, out_dims, batch_rank, i),
+                  .rhs = BatchElement(rhs, rhs_sizes, out_dims, batch_rank, i),
+                  .out = static_cast<char*>(out->untyped_data()) + i * out_bytes};
+    }
+    if (row->run(desc, batch, OnPool(pool))) return ffi::Error::Success();
+  } catch (const std::bad_alloc&) {  // no exception may reach XLA
   }
-  if (!row->run(desc, batch, OnPool(pool))) {
-    return ffi::Error(
-        ffi::ErrorCode::kResourceExhausted,
-        "jax_fp8.gemm: no memory for the scratch of kernel " + std::string(row->name));
-  }
-  return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                    "jax_fp8.gemm: no memory for the scratch of kernel " + std::string(row->name));
 }
 
-XLA_FFI_DEFINE_HANDLER(kGemm, Gemm,
+XLA_FFI_DEFINE_HANDLER(GemmHandler, Gemm,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()  // lhs
@@ -242,7 +230,7 @@ XLA_FFI_DEFINE_HANDLER(kGemm, Gemm,
 }  // namespace
 
 std::vector<Registration> GemmRegistrations() {
-  return {{"jax_fp8.gemm.v1", "cpu", reinterpret_cast<void*>(kGemm)}};
+  return {{"jax_fp8.gemm.v1", "cpu", reinterpret_cast<void*>(GemmHandler)}};
 }
 
 }  // namespace jax_fp8

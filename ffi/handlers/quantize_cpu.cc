@@ -78,9 +78,9 @@ struct QuantizeOptions {
   bool scale_given = false, power_of_two = false, saturate = true;
 };
 
-ffi::Error RunQuantize(const char* call, ffi::ThreadPool& pool, const NamedBuffer& x,
-                       std::span<const ScaledArgs> outputs, QuantizeOptions options,
-                       std::string_view kernel) {
+ffi::Error CheckAndQuantize(const char* call, ffi::ThreadPool& pool, const NamedBuffer& x,
+                            std::span<const ScaledArgs> outputs, QuantizeOptions options,
+                            std::string_view kernel) {
   const std::optional<int> in = RealTypeIndex(x.buffer.element_type());
   if (!in) return Invalid(call, x.name + " must be float32, bfloat16 or float16");
   QuantizeDesc desc{};
@@ -119,7 +119,8 @@ ffi::Error Quantize(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::Any
                     ffi::Result<ffi::AnyBuffer> scale, Tile tile, bool power_of_two,
                     std::string_view kernel) {
   const ScaledArgs outputs[] = {{{"values", *values}, {"scale", *scale}, tile}};
-  return RunQuantize("quantize", pool, {"x", x}, outputs, {.power_of_two = power_of_two}, kernel);
+  return CheckAndQuantize("quantize", pool, {"x", x}, outputs, {.power_of_two = power_of_two},
+                          kernel);
 }
 
 ffi::Error QuantizeTwoAxes(ffi::ThreadPool pool, ffi::AnyBuffer x,
@@ -128,16 +129,16 @@ ffi::Error QuantizeTwoAxes(ffi::ThreadPool pool, ffi::AnyBuffer x,
                            Tile tile0, Tile tile1, bool power_of_two, std::string_view kernel) {
   const ScaledArgs outputs[] = {{{"values0", *values0}, {"scale0", *scale0}, tile0},
                                 {{"values1", *values1}, {"scale1", *scale1}, tile1}};
-  return RunQuantize("quantize_two_axes", pool, {"x", x}, outputs, {.power_of_two = power_of_two},
-                     kernel);
+  return CheckAndQuantize("quantize_two_axes", pool, {"x", x}, outputs,
+                          {.power_of_two = power_of_two}, kernel);
 }
 
 ffi::Error QuantizeWithScale(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale,
                              ffi::Result<ffi::AnyBuffer> values, Tile tile, bool saturate,
                              std::string_view kernel) {
   const ScaledArgs outputs[] = {{{"values", *values}, {"scale", scale}, tile}};
-  return RunQuantize("quantize_with_scale", pool, {"x", x}, outputs,
-                     {.scale_given = true, .saturate = saturate}, kernel);
+  return CheckAndQuantize("quantize_with_scale", pool, {"x", x}, outputs,
+                          {.scale_given = true, .saturate = saturate}, kernel);
 }
 
 ffi::Error Dequantize(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer scale,
