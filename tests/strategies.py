@@ -114,7 +114,7 @@ class Operand:
       values: FP8 array with its dims in any order.
       scale: float32 scale of shape ceil(values.shape / tile).
       tile: a size >= 1 per dim of values.
-      order: permutation to (batch..., free..., contracting...).
+      order: permutation to (batch..., free..., contracting...); free dims as they lie in memory.
       num_batch: how many of those are batch dims.
       num_contracting: how many are contracting dims.
       tile_k: what one scale covers along the merged contracting dims.
@@ -177,11 +177,12 @@ class GemmCase:
     rhs: Operand
     out_dtype: np.dtype[Any]
 
-    def __repr__(self) -> str:  # what hypothesis prints of a failure
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What hypothesis prints of a failure."""
         sides = ", ".join(
             f"{x.values.dtype}{x.values.shape} tile {x.tile}" for x in (self.lhs, self.rhs)
         )
-        return f"GemmCase({sides}, {self.dimension_numbers} -> {self.out_dtype})"
+        printer.text(f"GemmCase({sides}, {self.dimension_numbers} -> {self.out_dtype})")
 
     @property
     def dimension_numbers(self) -> tuple[tuple[Dims, Dims], tuple[Dims, Dims]]:
@@ -246,6 +247,9 @@ def _operands(
     memory = draw(st.one_of(st.just(tuple(range(len(dims)))), st.permutations(range(len(dims)))))
     shape = tuple(dims[d] for d in memory)
     tile = [canonical_tile[d] for d in memory]
+    place = [int(i) for i in np.argsort(memory)]  # of each canonical dim in memory
+    free_end = len(batch) + len(free)
+    order = (*place[: len(batch)], *sorted(place[len(batch) : free_end]), *place[free_end:])
     rng = np.random.default_rng(draw(seeds))
     fmt = draw(formats_of_values)
     tile = tuple(max(dim, 1) if t == -1 else t for t, dim in zip(tile, shape, strict=True))
@@ -254,7 +258,7 @@ def _operands(
         values=random_codes(rng, fmt, shape, finite=finite),
         scale=random_scales(rng, scale_shape),
         tile=tile,
-        order=tuple(int(i) for i in np.argsort(memory)),
+        order=order,
         num_batch=len(batch),
         num_contracting=len(contracting),
         tile_k=tile_k,
