@@ -24,6 +24,10 @@ def resolve_tile(
     """
     if tile is None:
         return tuple(max(size, 1) for size in shape)
+    if not isinstance(tile, tuple | list):
+        raise TypeError(
+            f"{call}: tile is {tile!r}; give a tuple with a size per trailing dim, such as (1, 128)"
+        )
     if len(tile) > len(shape):
         raise ValueError(
             f"{call}: tile {tile} has {len(tile)} sizes, the array of shape {shape} has only "
@@ -49,7 +53,7 @@ def scale_shape(shape: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no single truth value
 class ScaledArray:
     """FP8 values and their scale: real number = value · scale.
 
@@ -66,6 +70,10 @@ class ScaledArray:
     values: jax.Array
     scale: jax.Array
     tile: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tile, list):  # static, so it must be hashable
+            object.__setattr__(self, "tile", tuple(self.tile))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,8 +99,8 @@ class ScaledArray:
 
     def full_tile(self) -> tuple[int, ...]:
         """`tile` with one size per dim of `values`."""
-        tile = tuple(self.tile)
-        return (1,) * (self.ndim - len(tile)) + tile[max(0, len(tile) - self.ndim) :]
+        missing = self.ndim - len(self.tile)
+        return (1,) * missing + self.tile[max(0, -missing) :]
 
     def check(self, call: str, side: str) -> None:
         """Raises if the parts do not belong together.
@@ -102,7 +110,14 @@ class ScaledArray:
           side: which operand this is, for messages.
         """
         formats.lookup(self.dtype, call=f"{call}: {side}")
-        dropped = tuple(self.tile)[: max(0, len(self.tile) - self.ndim)]
+        if not isinstance(self.tile, tuple) or any(
+            isinstance(t, bool) or not isinstance(t, int | np.integer) or t < 1 for t in self.tile
+        ):
+            raise ValueError(
+                f"{call}: {side} has the tile {self.tile!r}; it must be a tuple of sizes >= 1, one "
+                "per trailing dim"
+            )
+        dropped = self.tile[: max(0, len(self.tile) - self.ndim)]
         if any(size != 1 for size in dropped):
             raise ValueError(
                 f"{call}: {side} has {self.ndim} dims, but its tile {self.tile} covers "

@@ -235,15 +235,23 @@ def _tangent_impl(*operands: Array, wrt: tuple[bool, bool], contraction: Contrac
         tile = _copy_tile(contraction, 1 - s, values.shape)
         fixed = values.astype(jnp.float32) * expand_scale(scale, values.shape, tile)
         terms.append(_plain(contraction, s, moving, fixed))
-    return functools.reduce(operator.add, terms)
+    out = functools.reduce(operator.add, terms)
+    return jnp.broadcast_to(out, (*_common_batch(operands), *out.shape[-2:]))
+
+
+def _common_batch(operands: Sequence[Any]) -> Axes:
+    return np.broadcast_shapes(*(x.shape[:-2] for x in operands))
 
 
 def _tangent_abstract(*operands: Any, wrt: tuple[bool, bool], contraction: Contraction) -> Any:
     c, side = contraction, _sides(wrt)[0]
     moving, (values, _, _) = operands[0], _residuals(operands, wrt)[0]
     pair = (moving.shape, values.shape) if side == 0 else (values.shape, moving.shape)
-    batch = np.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    shape = (*batch, pair[0][other_axis(c.axes[0])], pair[1][other_axis(c.axes[1])])
+    shape = (
+        *_common_batch(operands),
+        pair[0][other_axis(c.axes[0])],
+        pair[1][other_axis(c.axes[1])],
+    )
     return moving.update(shape=shape, dtype=np.dtype(c.out_dtype), weak_type=False)
 
 
@@ -268,8 +276,9 @@ def _gradient_impl(
             (fold_batch_into_axis(fixed, fixed_axis, reduce[s]), fixed_axis),
             c.axes[s],
         )
+        out = gemm(lhs, lhs_axis, rhs, rhs_axis, out_dtype=dtypes[s], execution=c.execution)
         gradients.append(
-            gemm(lhs, lhs_axis, rhs, rhs_axis, out_dtype=dtypes[s], execution=c.execution)
+            jnp.broadcast_to(out, (*_gradient_batch(operands, reduce[s]), *out.shape[-2:]))
         )
     return gradients
 
@@ -293,14 +302,22 @@ def _gradient_abstract(
     dtypes: tuple[str, str],
 ) -> list[Any]:
     c, ct = contraction, operands[0]
-    batch = np.broadcast_shapes(*(x.shape[:-2] for x in operands))
     out = []
     for s, (values, _, _) in zip(_sides(wrt), _residuals(operands, wrt), strict=True):
         rows, k = ct.shape[-2 + s], values.shape[c.axes[1 - s]]
         matrix = (rows, k) if c.axes[s] == -1 else (k, rows)
-        lead = [1 if i - len(batch) - 2 in reduce[s] else size for i, size in enumerate(batch)]
-        out.append(ct.update(shape=(*lead, *matrix), dtype=np.dtype(dtypes[s]), weak_type=False))
+        shape = (*_gradient_batch(operands, reduce[s]), *matrix)
+        out.append(ct.update(shape=shape, dtype=np.dtype(dtypes[s]), weak_type=False))
     return out
+
+
+def _gradient_batch(operands: Sequence[Any], reduced: Axes) -> Axes:
+    """Batch dims of a gradient: those of all operands together, without the ones summed over.
+
+    Under vmap a gradient may need only operands that are not mapped; it is the same for each
+    example."""
+    batch = _common_batch(operands)
+    return tuple(1 if i - len(batch) - 2 in reduced else size for i, size in enumerate(batch))
 
 
 tangent_p = primitive.make("jax_fp8.tangent", _tangent_abstract, multiple_results=False)

@@ -75,12 +75,7 @@ def current(
     if not isinstance(accumulation, Unset):
         changes["accumulation"] = check_accumulation(accumulation, call)
     if not isinstance(promotion_interval, Unset):
-        interval = promotion_interval or 0
-        if interval < 0:
-            raise ValueError(
-                f"{call}: promotion_interval is {interval}; it must be None or positive"
-            )
-        changes["promotion_interval"] = interval
+        changes["promotion_interval"] = _check_interval(promotion_interval, call)
     return dataclasses.replace(execution, **changes)  # type: ignore[arg-type]
 
 
@@ -92,6 +87,17 @@ def check_accumulation(accumulation: str, call: str) -> str:
             f"available: {', '.join(ACCUMULATIONS)}"
         )
     return accumulation
+
+
+def _check_interval(interval: int | None, call: str) -> int:
+    """Returns the interval as the primitives want it (0 is never), or raises."""
+    if interval is None:
+        return 0
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise ValueError(
+            f"{call}: promotion_interval is {interval!r}; it must be None or an integer >= 1"
+        )
+    return interval
 
 
 @contextlib.contextmanager
@@ -147,4 +153,6 @@ def emulate(
       NotImplementedError: there is no such model.
     """
     check_accumulation(accumulation, "emulate")
-    return _changed(accumulation=accumulation, promotion_interval=promotion_interval or 0)
+    return _changed(
+        accumulation=accumulation, promotion_interval=_check_interval(promotion_interval, "emulate")
+    )

@@ -12,6 +12,7 @@ import opt_einsum
 
 from jax_fp8.dot import dot_general
 from jax_fp8.gemm import promote
+from jax_fp8.primitive import refuse_explicit
 from jax_fp8.quantize import as_float_array
 from jax_fp8.recipes import OPERAND_ROLES, Recipe
 
@@ -53,6 +54,8 @@ def einsum(
     (2, 3, 5)
     """
     arrays = [as_float_array(x, "einsum", f"operand {i}") for i, x in enumerate(operands)]
+    for i, x in enumerate(arrays):
+        refuse_explicit(x, "einsum", f"operand {i}")
     if roles is None:
         roles = ("input",) + ("weight",) * (len(arrays) - 1)
     if len(roles) != len(arrays) or any(role not in OPERAND_ROLES for role in roles):

@@ -123,11 +123,18 @@ def lookup(format: FormatLike, *, call: str = "formats.lookup") -> Format:
                 return fmt
         name = format.lower()
     else:
-        found = from_dtype(format)
+        try:
+            dtype = np.dtype(format)
+        except TypeError:
+            raise TypeError(f"{call}: {format!r} is not an FP8 format; {_known()}") from None
+        found = from_dtype(dtype)
         if found is not None:
             return found
-        name = np.dtype(format).name
+        name = dtype.name
     if "fnuz" in name:
         raise TypeError(_FNUZ.format(call=call, given=name))
-    known = ", ".join(repr(fmt.name) for fmt in ALL)
-    raise TypeError(f"{call}: {format!r} is not an FP8 format; use one of {known}")
+    raise TypeError(f"{call}: {format!r} is not an FP8 format; {_known()}")
+
+
+def _known() -> str:
+    return "use one of " + ", ".join(repr(fmt.name) for fmt in ALL)

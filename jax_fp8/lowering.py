@@ -82,17 +82,18 @@ def register_lowerings(
 
     def reference_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         execution: Execution = params["execution"]
-        platforms = ctx.module_context.platforms
+        what = f"{primitive} on {', '.join(aval.str_short() for aval in ctx.avals_in)}"
+        platforms = "/".join(ctx.module_context.platforms)
         if execution.require_kernel:
             raise NotImplementedError(
-                f"{primitive}: there is no kernel for the platform {'/'.join(platforms)}; kernels "
+                f"{what}: there is no kernel for the platform {platforms}; kernels "
                 f"exist for {', '.join(PLATFORMS)}. The jnp reference would run here, but "
                 f"{REQUIRE_KERNEL_VARIABLE}=1 or require_kernel() forbids it"
             )
         if execution.kernel:
             raise NotImplementedError(
-                f"{primitive}: kernel {execution.kernel!r} was forced, but there is no kernel for "
-                f"the platform {'/'.join(platforms)}; kernels exist for {', '.join(PLATFORMS)}"
+                f"{what}: kernel {execution.kernel!r} was forced, but there is no kernel for the "
+                f"platform {platforms}; kernels exist for {', '.join(PLATFORMS)}"
             )
         lower = mlir.lower_fun(reference, multiple_results=primitive.multiple_results)
         return lower(ctx, *operands, **params)

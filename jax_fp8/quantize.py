@@ -81,6 +81,7 @@ def quantize(
                 "quantize: power_of_two rounds computed scales; with scale= it must be off"
             )
         scale = _given_scale(scale, scales)
+        primitive.refuse_explicit(scale, "quantize", "scale")
     kept = full if tile is None else full[x.ndim - len(tile) :]
     shape, canonical, restore = _canonical_tiles(x, full)
     operands = [shape(x)]
@@ -106,8 +107,7 @@ def dequantize(q: ScaledArray, dtype: npt.DTypeLike = np.float32) -> Array:
     >>> dequantize(quantize(jnp.array([0.0, 0.5, 448.0]))).tolist()
     [0.0, 0.5, 448.0]
     """
-    q.check("dequantize", "q")
-    primitive.refuse_explicit(q.values, "dequantize", "q")
+    check_scaled_array(q, "dequantize", "q")
     if np.dtype(dtype) not in FLOAT_DTYPES:
         raise TypeError(f"dequantize: dtype {np.dtype(dtype).name} is not offered; {_offered()}")
     full = q.full_tile()
@@ -168,6 +168,18 @@ def scale_to_float32(scale: Array) -> Array:
     bits = jnp.where(byte == 0, jnp.uint32(1 << 22), byte << 23)
     bits = jnp.where(byte == 255, jnp.uint32(0x7FC00000), bits)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def check_scaled_array(q: Any, call: str, side: str) -> None:
+    """Raises unless `q` is a sound ScaledArray that no Explicit mesh axis shards."""
+    if not isinstance(q, ScaledArray):
+        raise TypeError(
+            f"{call}: {side} is {type(q).__name__}; it must be a ScaledArray: use quantize, or "
+            "scaled_matmul for raw arrays"
+        )
+    q.check(call, side)
+    primitive.refuse_explicit(q.values, call, side)
+    primitive.refuse_explicit(q.scale, call, f"{side} scale")
 
 
 def as_float_array(x: Any, call: str, side: str) -> Array:
@@ -327,7 +339,9 @@ primitive.refuse_tangents(
     "passes gradients straight through the quantiser, or quantise jax.lax.stop_gradient(x)",
 )
 primitive.refuse_tangents(
-    dequantize_p, ("values", "scale"), "raw FP8 values and scales are constants to jax_fp8"
+    dequantize_p,
+    ("values", "scale"),
+    "raw FP8 values and scales are constants to jax_fp8: use jax.lax.stop_gradient on them",
 )
 
 

@@ -1,8 +1,8 @@
 """The semantics in plain jnp, and what runs on a platform that has no kernel.
 
-Readable, not fast, and never an oracle for tests: XLA may flush subnormals and reorders sums. The
-oracle is `jax_fp8.testing.oracle`.
-"""
+Readable, not fast, and never an oracle for tests: XLA may flush subnormals, reorders sums, and may
+divide by multiplying with a reciprocal, so a scale can be one unit in the last place off. The
+oracle is `jax_fp8.testing.oracle`. """
 
 from __future__ import annotations
 

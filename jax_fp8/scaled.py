@@ -14,7 +14,7 @@ from jax_fp8.array import ScaledArray, resolve_tile, scale_shape
 from jax_fp8.config import UNSET, Unset
 from jax_fp8.dot import check_k, plan_of
 from jax_fp8.primitive import refuse_explicit
-from jax_fp8.quantize import scale_to_float32
+from jax_fp8.quantize import check_scaled_array, scale_to_float32
 
 __all__ = ["scaled_dot_general", "scaled_matmul"]
 
@@ -58,13 +58,7 @@ def scaled_dot_general(
     """
     call = "scaled_dot_general"
     for side, q in (("lhs", lhs), ("rhs", rhs)):
-        if not isinstance(q, ScaledArray):
-            raise TypeError(
-                f"{call}: {side} is {type(q).__name__}; it must be a ScaledArray: use quantize, or "
-                "scaled_matmul for raw arrays"
-            )
-        q.check(call, side)
-        refuse_explicit(q.values, call, side)
+        check_scaled_array(q, call, side)
     plan = plan_of(dimension_numbers, lhs, rhs, call)
     _check_scale_kinds(plan, lhs, rhs, call)
     execution = config.current(accumulation, promotion_interval, call=call)
@@ -97,12 +91,12 @@ def scaled_matmul(
     Args:
       lhs: (m, k) or (*batch, m, k) FP8 values.
       rhs: (k, n) or (*batch, k, n) FP8 values.
-      lhs_scale: dequantizing float32 scale: a scalar or (1,) for the whole operand, (m, 1) per row,
-        or a grid (ceil(m / tile), ceil(k / tile)). With batch dims: (*batch or 1s, …) before those.
-      rhs_scale: the same on (k, n): a scalar, (1, n) per column, or a grid.
-      lhs_tile: (m, k) sizes that one scale covers, -1 for a whole dim. Needed where the grid does
-        not divide the dim, or where more than one usual tile explains it.
-      rhs_tile: (k, n) sizes that one scale covers.
+      lhs_scale: dequantizing float32 scale (any value; IEEE arithmetic decides): a scalar or (1,)
+        for the whole operand, (m, 1) per row, or a grid (ceil(m / tile), ceil(k / tile)). With
+      batch dims: (*batch or 1s, …) before those. rhs_scale: the same on (k, n): a scalar, (1, n)
+      per column, or a grid. lhs_tile: (m, k) sizes that one scale covers, -1 for a whole dim.
+        Needed where the grid does not divide the dim, or where more than one usual tile explains
+      it. rhs_tile: (k, n) sizes that one scale covers.
       preferred_element_type: float32, bfloat16 or float16.
       accumulation: see `scaled_dot_general`.
       promotion_interval: see `scaled_dot_general`.
@@ -133,6 +127,7 @@ def scaled_matmul(
     ):
         refuse_explicit(x, call, side)
         scale, tile = _scale_and_tile(scale, tile, x.shape, call, side)
+        refuse_explicit(scale, call, f"{side}_scale")
         lead = (1,) * (rank - x.ndim)
         operands.append(
             (
@@ -204,8 +199,8 @@ def _scale_and_tile(
     if not 2 <= scale.ndim <= len(shape):
         raise ValueError(
             f"{call}: {side}_scale has shape {scale.shape}; for {side} of shape {shape} give a "
-            f"scalar or 2 to {len(shape)} dims, such as {_row_scale_example(side, shape)} for one "
-            f"scale per {'row' if side == 'lhs' else 'column'}"
+            f"scalar, or dims for batch, rows, columns such as {_row_scale_example(side, shape)} "
+            f"for one scale per {'row' if side == 'lhs' else 'column'}"
         )
     if tile is None:
         sizes = [
@@ -213,11 +208,12 @@ def _scale_and_tile(
             for i, (dim, count) in enumerate(zip(shape[-2:], scale.shape[-2:], strict=True))
         ]
         return scale, (sizes[0], sizes[1])
-    full = (1,) * (len(shape) - 2) + tuple(tile)
-    pair = resolve_tile(full, shape, call)[-2:]
+    if not isinstance(tile, tuple | list) or len(tile) != 2:
+        raise ValueError(
+            f"{call}: {side}_tile is {tile!r}; give two sizes, one for each of the last two dims"
+        )
+    pair = resolve_tile(tuple(tile), shape[-2:], f"{call}: {side}_tile")
     expected = scale_shape(shape[-2:], pair)
-    if scale.shape[-2:] == (1, 1) != expected:
-        return scale, (max(shape[-2], 1), max(shape[-1], 1))
     if scale.shape[-2:] != expected:
         raise ValueError(
             f"{call}: {side}_scale has shape {scale.shape}; {side} of shape {shape} with "

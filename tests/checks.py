@@ -1,4 +1,4 @@
-"""Comparisons: bits where the numbers contract fixes them, else a bound with a report of the worst."""
+"""Comparisons: bits where the numbers contract fixes them, else a bound that reports the worst."""
 
 from typing import Any
 

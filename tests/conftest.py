@@ -15,7 +15,7 @@ import hypothesis
 import jax
 import pytest
 
-from jax_fp8 import lowering
+from rows import runnable_rows
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -25,15 +25,6 @@ _QUIET = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too
 hypothesis.settings.register_profile("repeatable", derandomize=True, database=None, **_QUIET)
 hypothesis.settings.register_profile("explore", print_blob=True, **_QUIET)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
-
-
-def runnable_rows(operation: str) -> list[str]:
-    """Names of the rows of `operation` that this machine can run, in order of preference."""
-    return [
-        row.name
-        for row in lowering.kernel_table()
-        if row.operation == operation and not row.why_not
-    ]
 
 
 @pytest.fixture(scope="session", params=runnable_rows("gemm"))

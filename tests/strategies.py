@@ -1,7 +1,7 @@
 """Generated test cases: shapes, layouts, tiles, formats, and values over the whole exponent range.
 
-Hypothesis draws what decides a case's structure; the bulk of the values comes from a NumPy generator
-whose seed hypothesis draws, so that a case stays small and repeatable.
+Hypothesis draws what decides a case's structure; the bulk of the values comes from a NumPy
+generator whose seed hypothesis draws, so that a case stays small and repeatable.
 """
 
 import dataclasses
@@ -20,8 +20,10 @@ __all__ = [
     "GemmCase",
     "Operand",
     "Problem",
+    "canonical",
     "formats_of_values",
     "gemm_cases",
+    "matmul_arguments",
     "random_codes",
     "random_scales",
     "seeds",
@@ -47,7 +49,9 @@ seeds = st.integers(0, 2**32 - 1)
 def sizes(largest: int = 300) -> st.SearchStrategy[int]:
     """A size from 0 to `largest`, often at an edge."""
     edges = [size for size in _EDGES if size <= largest]
-    return st.one_of(st.sampled_from(edges), st.integers(0, largest))
+    return st.one_of(
+        st.sampled_from(edges), st.integers(0, largest), st.integers(largest // 2, largest)
+    )
 
 
 def shapes(
@@ -219,8 +223,8 @@ def _split(draw: st.DrawFn, size: int) -> Dims:
 def _contracting_tiles(draw: st.DrawFn, dims: Dims) -> tuple[Dims, int]:
     """Tiles of contracting dims that tile them as one dim too, and the tile of that dim.
 
-    Such are: ones, then a tile that divides its dim (or is ragged, if nothing comes before it), then
-    whole dims.
+    Such are: ones, then a tile that divides its dim (or is ragged, if nothing comes before it),
+    then whole dims.
     """
     if not dims:
         return (), 1
@@ -237,9 +241,7 @@ def _contracting_tiles(draw: st.DrawFn, dims: Dims) -> tuple[Dims, int]:
 
 
 @st.composite
-def _operands(
-    draw: st.DrawFn, batch: Dims, free: Dims, contracting: Dims, finite: bool
-) -> Operand:
+def _operands(draw: st.DrawFn, batch: Dims, free: Dims, contracting: Dims, finite: bool) -> Operand:
     dims = (*batch, *free, *contracting)
     k_tiles, tile_k = draw(_contracting_tiles(contracting))
     canonical_tile = (*(draw(tile_sizes(dim)) for dim in (*batch, *free)), *k_tiles)
@@ -277,11 +279,12 @@ def gemm_cases(
       max_products: of batch · m · n · k, beyond which sizes are cut.
       finite: whether to leave out codes of NaN and infinity.
     """
-    batch = draw(st.sampled_from([(), (), (1,), (2,), (3,), (2, 3), (0,), (1, 2)]))
-    room = max_products // max(math.prod(batch), 1)
-    m, n = draw(sizes(min(largest, room))), 0
-    n = draw(sizes(min(largest, room // max(m, 1))))
-    k = draw(sizes(min(largest, room // max(m * n, 1))))
+    batch = draw(st.sampled_from([(), (), (), (3,), (2, 3), (2,), (1,), (1, 2), (0,)]))
+    room, mnk = max_products // max(math.prod(batch), 1), {}
+    for name in draw(st.permutations(["m", "n", "k"])):  # the last gets what room there is left
+        mnk[name] = draw(sizes(min(largest, room)))
+        room //= max(mnk[name], 1)
+    m, n, k = mnk["m"], mnk["n"], mnk["k"]
     contracting = draw(_split(k))
     return GemmCase(
         lhs=draw(_operands(batch, draw(_split(m)), contracting, finite)),
@@ -291,3 +294,43 @@ def gemm_cases(
 
 
 _OUT_DTYPES = tuple(np.dtype(name) for name in ("float32", "bfloat16", "float16"))
+
+
+# --- Arguments of scaled_matmul -------------------------------------------------------------------
+
+
+def matmul_arguments(
+    seed: int,
+    m: int,
+    n: int,
+    k: int,
+    lhs_tile: tuple[int, int],
+    rhs_tile: tuple[int, int],
+    batch: tuple[int, ...] = (),
+    exponents: tuple[int, int] = (-30, 30),
+    lhs_format: Format = formats.E4M3FN,
+    rhs_format: Format = formats.E5M2,
+) -> dict[str, Any]:
+    """Arguments of scaled_matmul, every code and scale random; tiles as (m, k) and (k, n)."""
+    rng = np.random.default_rng(seed)
+    arguments: dict[str, Any] = {"lhs_tile": lhs_tile, "rhs_tile": rhs_tile}
+    for side, shape, tile, fmt in (
+        ("lhs", (m, k), lhs_tile, lhs_format),
+        ("rhs", (k, n), rhs_tile, rhs_format),
+    ):
+        counts = tuple(-(-dim // size) for dim, size in zip(shape, tile, strict=True))
+        arguments[side] = random_codes(rng, fmt, (*batch, *shape))
+        arguments[f"{side}_scale"] = random_scales(rng, (*batch, *counts), exponents)
+    return arguments
+
+
+def canonical(arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """The oracle's arguments of a call of scaled_matmul."""
+    return (
+        arguments["lhs"],
+        arguments["rhs"].swapaxes(-1, -2),
+        arguments["lhs_scale"],
+        np.swapaxes(arguments["rhs_scale"], -1, -2),
+        arguments["lhs_tile"],
+        arguments["rhs_tile"][::-1],
+    )

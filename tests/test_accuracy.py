@@ -97,8 +97,7 @@ def test_rows_of_very_different_size_keep_their_accuracy_under_row_scales() -> N
 
 
 def test_one_huge_entry_costs_its_tile_alone() -> None:
-    x, w, _ = normal_data()
-    x = x.copy()
+    x = normal_data()[0].copy()
     x[5, 7] = 1e6
 
     def flushed_percent(tile: tuple[int, ...] | None) -> float:

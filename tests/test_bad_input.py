@@ -1,4 +1,4 @@
-"""What does not fit raises while it is traced and says which call, operand and sizes, and the remedy.
+"""What does not fit raises while it is traced, and says which call and operand, and the remedy.
 
 Each case runs eagerly, under jit, and with abstract values only, which no kernel ever sees.
 """
@@ -12,8 +12,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jax_fp8 as fp8
-from bad_input_cases import BAD, DOUBLE, LHS, NUMBERS, ONE, Q_LHS, Q_RHS, RHS, W, X, scaled_dot
+from bad_input.common import LHS, NUMBERS, ONE, Q_LHS, Q_RHS, RHS, W, X, scaled_dot
+from bad_input.operands import DOUBLE, DTYPES, SIZES
+from bad_input.options import GRADIENTS, OPTIONS
+from bad_input.scales import SCALES, TILES
 
+BAD = SCALES | TILES | DTYPES | SIZES | OPTIONS | GRADIENTS
 RUNS = {
     "eager": lambda f: f,
     "jit": jax.jit,
@@ -85,7 +89,8 @@ def test_platform_without_kernel_raises_where_a_kernel_is_required(platform, cal
     with pytest.raises(NotImplementedError) as raised:
         traced.lower(lowering_platforms=(platform,))
     for part in (
-        f"jax_fp8.{name}: there is no kernel for the platform {platform}",
+        f"jax_fp8.{name} on float",  # and the shapes
+        f": there is no kernel for the platform {platform}",
         "kernels exist for cpu",
         "JAX_FP8_REQUIRE_KERNEL=1 or require_kernel() forbids it",
     ):
@@ -128,7 +133,11 @@ EXPLICIT = {
         X,
         "dot_general: dim 0 of lhs (shape (4, 256))",
     ),
-    "einsum": (lambda x: fp8.einsum("mk,kn->mn", x, W), X, "dim 0 of lhs (shape (4, 256))"),
+    "einsum": (
+        lambda x: fp8.einsum("mk,kn->mn", x, W),
+        X,
+        "einsum: dim 0 of operand 0 (shape (4, 256))",
+    ),
     "gradient": (
         jax.grad(lambda x: fp8.matmul(x, W).sum()),
         X,

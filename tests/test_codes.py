@@ -9,9 +9,9 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from checks import assert_same_bits
 
 import jax_fp8 as fp8
+from checks import assert_same_bits
 from jax_fp8 import formats
 from jax_fp8.formats import Format
 
@@ -112,9 +112,7 @@ def test_every_code_is_decoded_at_every_k(
     holder = np.zeros((k, 256, k), fmt.dtype)  # example p holds the codes at k = p
     holder[np.arange(k), :, np.arange(k)] = codes(fmt)
     weights = np.ones((k, 5, k), formats.E4M3FN.dtype)
-    expected = np.broadcast_to(
-        exact_products(codes(fmt), weights[0, :, 0]), (k, 256, 5)
-    )
+    expected = np.broadcast_to(exact_products(codes(fmt), weights[0, :, 0]), (k, 256, 5))
     if side == "lhs":
         actual = multiply(kernel_row, layout, holder, weights)
     else:

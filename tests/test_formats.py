@@ -4,9 +4,9 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from checks import assert_same_bits
 
 import jax_fp8 as fp8
+from checks import assert_same_bits
 from jax_fp8 import _ffi, formats
 from jax_fp8.formats import Format
 

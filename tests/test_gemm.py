@@ -1,10 +1,11 @@
 """The GEMM through its public calls: bound, bits, zero sizes, transformations.
 
-Sums are held to `oracle.gemm_bound_np` against float64, and where sizes allow to the very bits of the
-contract's chain of FMAs.
+Sums are held to `oracle.gemm_bound_np` against float64, and where sizes allow to the very bits of
+the contract's chain of FMAs.
 """
 
 import functools
+import hashlib
 import itertools
 import os
 import subprocess
@@ -18,16 +19,16 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import strategies
-from checks import assert_gemm_close, assert_same_bits
-from conftest import runnable_rows
 from hypothesis import strategies as st
-from strategies import GemmCase, random_codes, random_scales
 
 import jax_fp8 as fp8
+import strategies
+from checks import assert_gemm_close, assert_same_bits
 from jax_fp8 import formats
 from jax_fp8.gemm import gemm_p
 from jax_fp8.testing import oracle
+from rows import runnable_rows
+from strategies import GemmCase, canonical, matmul_arguments, random_codes, random_scales
 
 OUT_DTYPES = {
     "float32": np.dtype(np.float32),
@@ -35,7 +36,7 @@ OUT_DTYPES = {
     "float16": np.dtype(np.float16),
 }
 ROWS = runnable_rows("gemm")
-NT = (((1,), (1,)), ((), ()))
+NAMES = ("lhs", "rhs", "lhs_scale", "rhs_scale")
 
 every_out = pytest.mark.parametrize("out_dtype", OUT_DTYPES.values(), ids=OUT_DTYPES)
 
@@ -93,45 +94,8 @@ def test_small_cases_have_the_bits_of_the_chain(case: GemmCase, kernel_row: str)
     assert_same_bits(actual, round_to(expected, case.out_dtype), any_nan=True)
 
 
-def operands(
-    seed: int,
-    m: int,
-    n: int,
-    k: int,
-    lhs_tile: tuple[int, int],
-    rhs_tile: tuple[int, int],
-    batch: tuple[int, ...] = (),
-    exponents: tuple[int, int] = (-30, 30),
-    lhs_format: formats.Format = formats.E4M3FN,
-    rhs_format: formats.Format = formats.E5M2,
-) -> dict[str, Any]:
-    """Arguments of scaled_matmul, every code and scale random; tiles as (m, k) and (k, n)."""
-    rng = np.random.default_rng(seed)
-    arguments: dict[str, Any] = {"lhs_tile": lhs_tile, "rhs_tile": rhs_tile}
-    for side, shape, tile, fmt in (
-        ("lhs", (m, k), lhs_tile, lhs_format),
-        ("rhs", (k, n), rhs_tile, rhs_format),
-    ):
-        counts = tuple(-(-dim // size) for dim, size in zip(shape, tile, strict=True))
-        arguments[side] = random_codes(rng, fmt, (*batch, *shape))
-        arguments[f"{side}_scale"] = random_scales(rng, (*batch, *counts), exponents)
-    return arguments
-
-
-def canonical(arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """The oracle's arguments of a call of scaled_matmul."""
-    return (
-        arguments["lhs"],
-        arguments["rhs"].swapaxes(-1, -2),
-        arguments["lhs_scale"],
-        np.swapaxes(arguments["rhs_scale"], -1, -2),
-        arguments["lhs_tile"],
-        arguments["rhs_tile"][::-1],
-    )
-
-
-#: m, n, k, lhs tile (m, k), rhs tile (k, n). K on both sides of the cache block of 256, pieces longer
-#: than it, pieces of odd length, edges that the operands do not share.
+#: m, n, k, lhs tile (m, k), rhs tile (k, n). K on both sides of the cache block of 256, pieces
+#: longer than it, pieces of odd length, edges that the operands do not share.
 SIZES = [
     (13, 33, 600, (13, 600), (600, 33)),
     (13, 33, 600, (1, 600), (600, 1)),
@@ -149,7 +113,7 @@ SIZES = [
 def test_long_chains_and_all_cuts_of_k_have_the_bits_of_the_chain(
     sizes: tuple[Any, ...], kernel_row: str
 ) -> None:
-    arguments = operands(1, *sizes)
+    arguments = matmul_arguments(1, *sizes)
     with fp8.force_kernel(kernel_row):
         actual = fp8.scaled_matmul(**arguments)
     assert_same_bits(actual, oracle.gemm_chain_np(*canonical(arguments)))
@@ -167,15 +131,14 @@ def test_k_is_summed_in_ascending_order_with_one_rounding_per_product(kernel_row
 
 
 def test_scale_product_is_rounded_before_it_meets_the_sum(kernel_row: str) -> None:
-    one = np.ones((1, 1), formats.E4M3FN.dtype)
-    three = (one.astype(np.float32) * 3).astype(one.dtype)
-    a, b = np.float32(1 + 2.0**-23), np.float32(1 + 3 * 2.0**-23)
-    expected = np.float32(9) * (a * b)
-    assert expected != np.float32(np.float64(9) * np.float64(a) * np.float64(b)) or (
-        expected == (np.float32(9) * a) * b
-    )
+    three = np.full((1, 1), 3, np.float32).astype(formats.E4M3FN.dtype)
+    lhs_scale, rhs_scale = np.float32(1 + 24 * 2.0**-23), np.float32(1 + 44 * 2.0**-23)
+    expected = np.float32(9) * (lhs_scale * rhs_scale)
+    others = (np.float32(9) * lhs_scale) * rhs_scale, (np.float32(9) * rhs_scale) * lhs_scale
+    assert expected not in others
     with fp8.force_kernel(kernel_row):
-        assert_same_bits(fp8.scaled_matmul(three, three, a, b), expected.reshape(1, 1))
+        actual = fp8.scaled_matmul(three, three, lhs_scale, rhs_scale)
+    assert_same_bits(actual, expected.reshape(1, 1))
 
 
 # --- Determinism ----------------------------------------------------------------------------------
@@ -184,7 +147,7 @@ def test_scale_product_is_rounded_before_it_meets_the_sum(kernel_row: str) -> No
 @pytest.fixture(scope="module")
 def large() -> dict[str, Any]:
     """Large enough that threads share it, ragged everywhere."""
-    return operands(2, 277, 531, 700, (1, 128), (128, 100))
+    return matmul_arguments(2, 277, 531, 700, (1, 128), (128, 100))
 
 
 @pytest.mark.parametrize("layouts", list(itertools.product((0, 1), repeat=2)), ids=str)
@@ -223,20 +186,19 @@ def test_runs_and_jit_have_the_same_bits(large: dict[str, Any], kernel_row: str)
         assert_same_bits(jitted(**arrays), first)
 
 
-_THREADS_SCRIPT = """
-import hashlib, jax, numpy as np, test_gemm, jax_fp8 as fp8
-digest = hashlib.sha256()
-for row in test_gemm.ROWS:
-    for seed in range(3):
-        arguments = test_gemm.operands(seed, 277, 531, 300, (1, 128), (128, 100))
-        x = np.random.default_rng(seed).standard_normal((500, 600)).astype(np.float32)
-        with fp8.force_kernel(row):
-            digest.update(np.asarray(fp8.scaled_matmul(**arguments)).tobytes())
-            for tile in (None, (1, 128), (128, 128), (-1, 1)):
-                q = fp8.quantize(x, "e4m3", tile)
-                digest.update(np.asarray(q.values).tobytes() + np.asarray(q.scale).tobytes())
-print(digest.hexdigest())
-"""
+def digest_of_results() -> str:
+    """Of products and quantised arrays large enough for several threads, on every row."""
+    digest = hashlib.sha256()
+    x = np.random.default_rng(0).standard_normal((500, 600)).astype(np.float32)
+    for operation in ("gemm", "quantize"):
+        for row in runnable_rows(operation):
+            with fp8.force_kernel(row):
+                arguments = matmul_arguments(0, 277, 531, 300, (1, 128), (128, 100))
+                digest.update(np.asarray(fp8.scaled_matmul(**arguments)).tobytes())
+                for tile in (None, (1, 128), (128, 128), (-1, 1)):
+                    for leaf in jax.tree.leaves(fp8.quantize(x, "e4m3", tile)):
+                        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def test_number_of_threads_changes_no_bit() -> None:
@@ -245,34 +207,29 @@ def test_number_of_threads_changes_no_bit() -> None:
         environment = os.environ | {
             "PJRT_NPROC": str(num_threads),
             "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        script = _THREADS_SCRIPT.replace("import hashlib", "import conftest, hashlib")
-        environment["JAX_FP8_TEST_DEVICES"] = "1"
+        script = "import test_gemm; print(test_gemm.digest_of_results())"
         done = subprocess.run(
             [sys.executable, "-c", script],
+            cwd=os.path.dirname(__file__),
             env=environment,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout.strip()
 
     digests = {num_threads: run(num_threads) for num_threads in (1, 2, 7)}
-    assert len(set(digests.values())) == 1, digests
+    assert set(digests.values()) == {digest_of_results()}, digests
 
 
 def test_place_in_the_batch_changes_no_bit(kernel_row: str) -> None:
-    example = operands(3, 50, 70, 200, (1, 128), (128, 64))
-    names = ("lhs", "rhs", "lhs_scale", "rhs_scale")
-    rng = np.random.default_rng(5)
-    batch = dict(example)
-    for name in names:
-        others = operands(4, 50, 70, 200, (1, 128), (128, 64), batch=(3, 4))[name]
-        others[tuple(rng.integers(0, 3, 0))] = others
-        others[0, 1] = others[2, 3] = example[name]
-        batch[name] = others
+    example = matmul_arguments(3, 50, 70, 200, (1, 128), (128, 64))
+    batch = matmul_arguments(4, 50, 70, 200, (1, 128), (128, 64), batch=(3, 4))
+    for name in NAMES:
+        batch[name][0, 1] = batch[name][2, 3] = example[name]
     with fp8.force_kernel(kernel_row):
         alone = fp8.scaled_matmul(**example)
         together = np.asarray(fp8.scaled_matmul(**batch))
@@ -305,8 +262,8 @@ def test_output_is_one_rounding_of_the_float32_result(
     out_dtype: np.dtype[Any], kernel_row: str
 ) -> None:
     # Exponents reach beyond float16 on both sides: infinities, subnormals and zeros.
-    tiny = operands(6, 130, 70, 40, (1, 20), (20, 1), exponents=(-24, -12))
-    huge = operands(6, 130, 70, 40, (1, 20), (20, 1), exponents=(-6, 6))
+    tiny = matmul_arguments(6, 130, 70, 40, (1, 20), (20, 1), exponents=(-24, -12))
+    huge = matmul_arguments(6, 130, 70, 40, (1, 20), (20, 1), exponents=(-6, 6))
     smallest, largest = ml_dtypes.finfo(out_dtype).smallest_normal, ml_dtypes.finfo(out_dtype).max
     with fp8.force_kernel(kernel_row):
         for arguments in (tiny, huge):
@@ -318,20 +275,16 @@ def test_output_is_one_rounding_of_the_float32_result(
                 assert (reached > float(largest)).any() or (reached < float(smallest)).any()
 
 
-@every_out
+@pytest.mark.parametrize("out_dtype", list(OUT_DTYPES.values())[1:], ids=list(OUT_DTYPES)[1:])
 def test_ties_of_the_output_rounding_go_to_even(out_dtype: np.dtype[Any], kernel_row: str) -> None:
-    info = ml_dtypes.finfo(out_dtype)
-    bits = int(info.nmant) + 1
-    # m · 1 + 1 · 2^-1 in the last place: sums of two products, exact in float32.
-    big = np.arange(1, 200, dtype=np.float32)
-    scale = np.float32(2.0**-bits)
-    lhs = np.stack([np.full(64, 16.0), np.ones(64)], 1).astype(formats.E4M3FN.dtype)
-    rhs = np.stack([np.exp2(np.arange(64) % 9), np.exp2(-(np.arange(64) % 7))], 0)
-    rhs = rhs.astype(formats.E5M2.dtype)
+    # From 2^places on, the output's last place is 1: x · 2^places + 0.5 and + 1.5 are ties.
+    places = int(ml_dtypes.finfo(out_dtype).nmant)
+    lhs = np.float32([[1, 1], [1.25, 1], [-1.5, -1]]).astype(formats.E4M3FN.dtype)
+    rhs = np.float32([[2.0**places] * 2, [0.5, 1.5]]).astype(formats.E5M2.dtype)
     with fp8.force_kernel(kernel_row):
-        exact = np.asarray(fp8.scaled_matmul(lhs, rhs, scale, 1.0))
-        rounded = fp8.scaled_matmul(lhs, rhs, scale, 1.0, preferred_element_type=out_dtype)
-    assert big.size
+        exact = np.asarray(fp8.scaled_matmul(lhs, rhs, 1.0, 1.0))
+        rounded = fp8.scaled_matmul(lhs, rhs, 1.0, 1.0, preferred_element_type=out_dtype)
+    assert (exact % 1 == 0.5).all()
     assert_same_bits(rounded, round_to(exact, out_dtype))
 
 
@@ -367,7 +320,7 @@ def test_scales_of_any_value_meet_the_sum_by_ieee_and_a_zero_sum_contributes_zer
 def test_subnormal_scales_scale_products_and_results_are_kept(
     tile_k: int, exponents: tuple[int, int], kernel_row: str
 ) -> None:
-    arguments = operands(7, 30, 40, 200, (1, tile_k), (tile_k, 1), exponents=exponents)
+    arguments = matmul_arguments(7, 30, 40, 200, (1, tile_k), (tile_k, 1), exponents=exponents)
     if exponents[0] != -90:  # a subnormal scale against one that lifts the product
         arguments["rhs_scale"] = np.full_like(arguments["rhs_scale"], 2.0**10)
     with fp8.force_kernel(kernel_row):
@@ -398,7 +351,7 @@ def test_any_size_may_be_zero(
     kernel_row: str,
 ) -> None:
     m, n, k = sizes
-    arguments = operands(8, m, n, k, (1, 2), (2, 3), batch=batch)
+    arguments = matmul_arguments(8, m, n, k, (1, 2), (2, 3), batch=batch)
     with fp8.force_kernel(kernel_row):
         actual = fp8.scaled_matmul(**arguments, preferred_element_type=out_dtype)
     assert_same_bits(actual, np.zeros((*batch, m, n), out_dtype))
@@ -409,7 +362,7 @@ def test_any_size_may_be_zero(
 
 def test_every_form_of_scale_means_what_its_full_form_means() -> None:
     m, n, k = 20, 30, 64
-    full = operands(9, m, n, k, (1, k), (k, 1))
+    full = matmul_arguments(9, m, n, k, (1, k), (k, 1))
     lhs, rhs = full["lhs"], full["rhs"]
     rng = np.random.default_rng(10)
     for lhs_shape, rhs_shape in (
@@ -424,9 +377,7 @@ def test_every_form_of_scale_means_what_its_full_form_means() -> None:
             grid = scale.reshape(scale.shape if scale.ndim == 2 else (1, 1))
             grids.append(grid)
             tiles.append(tuple(s // g for s, g in zip(shape, grid.shape, strict=True)))
-        chain = oracle.gemm_chain_np(
-            lhs, rhs.T, grids[0], grids[1].T, tiles[0], tiles[1][::-1]
-        )
+        chain = oracle.gemm_chain_np(lhs, rhs.T, grids[0], grids[1].T, tiles[0], tiles[1][::-1])
         assert_same_bits(actual, chain)
 
 
@@ -482,7 +433,6 @@ def test_batch_dims_broadcast(
 
 # --- Transformations ------------------------------------------------------------------------------
 
-NAMES = ("lhs", "rhs", "lhs_scale", "rhs_scale")
 SUBSETS = [subset for subset in itertools.product((False, True), repeat=4) if any(subset)]
 
 
@@ -492,8 +442,8 @@ def product_of_pieces(*arrays: Any) -> jax.Array:
 
 def batched_operands(subset: tuple[bool, ...], axes: tuple[int, ...], size: int) -> list[Array]:
     """Arrays of which those in `subset` have a batch dim at their axis."""
-    plain = operands(12, 7, 18, 40, (1, 16), (16, 8))
-    many = operands(13, 7, 18, 40, (1, 16), (16, 8), batch=(size,))
+    plain = matmul_arguments(12, 7, 18, 40, (1, 16), (16, 8))
+    many = matmul_arguments(13, 7, 18, 40, (1, 16), (16, 8), batch=(size,))
     return [
         np.moveaxis(many[name], 0, axis) if batched else plain[name]
         for name, batched, axis in zip(NAMES, subset, axes, strict=True)
@@ -523,9 +473,7 @@ def test_vmap_over_any_operands_equals_a_loop(
     subset: tuple[bool, ...], axes: tuple[int, ...]
 ) -> None:
     arrays = batched_operands(subset, axes, 3)
-    in_axes = tuple(
-        axis if batched else None for batched, axis in zip(subset, axes, strict=True)
-    )
+    in_axes = tuple(axis if batched else None for batched, axis in zip(subset, axes, strict=True))
     mapped = jax.jit(jax.vmap(product_of_pieces, in_axes=in_axes))(*arrays)
     assert_same_bits(mapped, loop(product_of_pieces, arrays, in_axes, 3))
 
@@ -545,14 +493,14 @@ def test_vmap_over_any_operands_equals_a_loop(
 def test_nested_vmap_equals_nested_loops(
     outer: tuple[int | None, ...], inner: tuple[int | None, ...]
 ) -> None:
-    plain = operands(14, 7, 18, 40, (1, 16), (16, 8))
+    plain = matmul_arguments(14, 7, 18, 40, (1, 16), (16, 8))
     rng = np.random.default_rng(15)
     arrays = []
     for name, first, second in zip(NAMES, outer, inner, strict=True):
         x = plain[name]
         for axis, size in ((second, 3), (first, 2)):  # the outer map takes its axis off first
             if axis is not None:
-                x = np.stack([rng.permuted(x.view(x.dtype), axis=-1) for _ in range(size)], axis)
+                x = np.stack([x[..., rng.permutation(x.shape[-1])] for _ in range(size)], axis)
         arrays.append(x)
     mapped = jax.jit(jax.vmap(jax.vmap(product_of_pieces, inner), outer))(*arrays)
 
@@ -569,8 +517,7 @@ def test_vmap_copies_no_operand_that_has_no_batch(subset: tuple[bool, ...]) -> N
     in_axes = tuple(0 if batched else None for batched in subset)
     mapped = jax.vmap(product_of_pieces, in_axes=in_axes)
     shapes = [
-        (size if batched else 1, *x.shape[-2:])
-        for x, batched in zip(arrays, subset, strict=True)
+        (size if batched else 1, *x.shape[-2:]) for x, batched in zip(arrays, subset, strict=True)
     ]
     (equation,) = gemms(jax.make_jaxpr(mapped)(*arrays).jaxpr)
     assert [variable.aval.shape for variable in equation.invars] == shapes

@@ -1,4 +1,4 @@
-"""The quantiser against the independent oracle, bit for bit: codes, scales, tiles, transformations."""
+"""The quantiser against the independent oracle, bit for bit: codes, scales, tiles, vmap."""
 
 import functools
 import itertools
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import strategies
-from checks import assert_same_bits
 from hypothesis import strategies as st
 
 import jax_fp8 as fp8
+import strategies
+from checks import assert_same_bits
 from jax_fp8 import config, formats
 from jax_fp8.formats import Format
 from jax_fp8.quantize import quantize_two_axes
@@ -31,9 +31,7 @@ NUM_RANDOM = 1 << 20
 every_format = pytest.mark.parametrize("fmt", formats.ALL, ids=lambda fmt: fmt.name)
 every_input = pytest.mark.parametrize("dtype", INPUTS.values(), ids=INPUTS)
 
-quantize = jax.jit(
-    fp8.quantize, static_argnames=("format", "tile", "power_of_two", "saturate")
-)
+quantize = jax.jit(fp8.quantize, static_argnames=("format", "tile", "power_of_two", "saturate"))
 dequantize = jax.jit(fp8.dequantize, static_argnums=1)
 
 
@@ -185,8 +183,8 @@ def test_power_of_two_scale_is_the_smallest_that_saturates_nothing(
     scale = np.asarray(q.scale, np.float64)
     mantissa, exponent = np.frexp(scale)
     assert (mantissa == 0.5).all()
-    assert (AMAXES <= fmt.max * scale).all()
-    assert ((AMAXES > fmt.max * scale / 2) | (exponent - 1 == -126)).all()
+    assert (fmt.max * scale >= AMAXES).all()
+    assert ((fmt.max * scale / 2 < AMAXES) | (exponent - 1 == -126)).all()
 
 
 @every_format

@@ -3,32 +3,23 @@
 Scales, codes and sums are determined to the bit, so all of them are compared by their bits.
 """
 
-import functools
-
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
-import checks
 import jax_fp8 as fp8
-from jax_fp8 import config, formats, lowering
+from jax_fp8 import config, formats
 from jax_fp8.quantize import quantize_two_axes
 from jax_fp8.testing import oracle
+from user_reports.helpers import DTYPES, FORMATS, GEMM_ROWS, RECIPES, TILES, assert_same_bits
 
-DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16)
 AMAXES = (1e-45, 1e-40, 1e-38, 2.0**-126, 448 * 2.0**-126, 1e-30, 1e-10, 1, 448, 1e10, 3e38)
-RECIPES = (fp8.BlockScaling(), fp8.RowScaling(), fp8.TensorScaling())
-GEMM_ROWS = [
-    row.name for row in lowering.kernel_table() if row.operation == "gemm" and not row.why_not
-]
 RUNS = {"eager": lambda f: f, "jit": jax.jit}
 
 run_both_ways = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 all_formats = pytest.mark.parametrize("fmt", formats.ALL, ids=lambda fmt: fmt.name)
 all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
-
-assert_same_bits = functools.partial(checks.assert_same_bits, any_nan=True)
 
 
 def hard_rows(dtype):
@@ -141,11 +132,11 @@ def test_gradients_are_non_finite_exactly_where_those_of_float32_are(recipe, val
 
 
 def oracle_product(lhs, rhs, recipe, roles=("input", "weight")):
-    """Bits of lhs (m, k) · rhs (k, n), each quantised as `recipe` says for its role."""
+    """Bits of lhs (m, k) · rhs (k, n), each quantised as `recipe` promises for its role."""
     operands = []
     for x, role in zip((lhs, np.ascontiguousarray(rhs.T)), roles, strict=True):
-        tile = recipe.tile(role)
-        operands.append((*oracle.quantize_np(x, recipe.format(role).name, tile), tile))
+        tile = TILES[type(recipe)][role]
+        operands.append((*oracle.quantize_np(x, FORMATS[role], tile), tile))
     (a, a_scale, a_tile), (b, b_scale, b_tile) = operands
     return oracle.gemm_chain_np(a, b, a_scale, b_scale, a_tile, b_tile)
 

@@ -27,6 +27,16 @@ GEMM_ROWS = tuple(
 )
 
 
+#: What the recipes promise: format by role, and (rows, k) that one scale covers by recipe and role.
+FORMATS = {"input": "e4m3fn", "weight": "e4m3fn", "gradient": "e5m2"}
+TILES = {
+    fp8.BlockScaling: {"input": (1, 128), "weight": (128, 128), "gradient": (1, 128)},
+    fp8.RowScaling: dict.fromkeys(FORMATS, (1, -1)),
+    fp8.TensorScaling: dict.fromkeys(FORMATS, (-1, -1)),
+    fp8.StaticScaling: dict.fromkeys(FORMATS, (-1, -1)),
+}
+
+
 class Product(NamedTuple):
     """What a GEMM should give, and how far the contract lets a kernel be away from it."""
 
@@ -42,11 +52,11 @@ def product(lhs, rhs, roles, recipe, out=np.float32):
     """Oracle of lhs (m, k) · rhs (n, k), each quantised as `recipe` says for its role."""
     operands, scales, tiles = [], [], []
     for x, role in zip((lhs, rhs), roles, strict=True):
-        fmt, tile, scale = recipe.format(role).name, recipe.tile(role), recipe.static_scale(role)
-        if scale is not None:
-            scale = np.full((1, 1), scale, np.float32)
+        tile, scale = TILES[type(recipe)][role], None
+        if isinstance(recipe, fp8.StaticScaling):
+            scale = np.full((1, 1), getattr(recipe, role), np.float32)
         values, scale = oracle.quantize_np(
-            x, fmt, tile, scale=scale, power_of_two=recipe.power_of_two
+            x, FORMATS[role], tile, scale=scale, power_of_two=recipe.power_of_two
         )
         operands.append(values)
         scales.append(scale)

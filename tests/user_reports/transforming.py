@@ -139,6 +139,14 @@ def forward_mode_and_second_derivatives_work():
 
 def gradients_have_the_shape_of_their_primal():
     recipe = fp8.TensorScaling(power_of_two=True)  # ones and fours are exact
+
+    def product(x, w):
+        return fp8.matmul(x, w, recipe=recipe)
+
+    def product_and_gradients(x, w):
+        y, vjp = jax.vjp(product, x, w)
+        return y, *vjp(y)
+
     for lhs, rhs in (
         ((5, 4), (4, 3)),
         ((4,), (4, 3)),
@@ -152,15 +160,15 @@ def gradients_have_the_shape_of_their_primal():
         ((4,), (2, 4, 3)),
     ):
         x, w = np.ones(lhs, np.float32), np.ones(rhs, np.float32)
-        y, vjp = jax.vjp(lambda x, w: fp8.matmul(x, w, recipe=recipe), x, w)
-        want, plain = jax.vjp(jnp.matmul, x, w)
-        np.testing.assert_array_equal(y, np.full(want.shape, 4, np.float32))
-        for got, reference, primal in zip(vjp(y), plain(want), (x, w), strict=True):
-            assert got.shape == primal.shape
-            # Sums of ones times 4: exact whatever the order.
-            np.testing.assert_array_equal(got, np.full(primal.shape, reference.ravel()[0]))
+        y, *both = jax.jit(product_and_gradients)(x, w)
+        want = np.matmul(x, w)
+        assert_same_bits(y, want)
+        for got, primal in zip(both, (x, w), strict=True):
+            # Every entry of a primal meets as many fours as the result has entries for it.
+            fours = np.float32(16 * want.size / primal.size)
+            np.testing.assert_array_equal(got, np.full(primal.shape, fours))
     with pytest.raises(ValueError, match=r"float32\[3\]"):
-        vjp(np.ones(3, np.float32))
+        jax.vjp(product, x, w)[1](np.ones(3, np.float32))
 
 
 def a_swapped_layer_differentiates():
@@ -288,7 +296,9 @@ def results_vary_over_the_axes_of_their_operands():
     def scanned(x, w):
         def body(carry, _):
             y = fp8.matmul(carry, w)
-            return y, fp8.quantize(y, "e4m3", (1, -1))
+            # Only the second operand varies; rows stay inputs, so that each has its own scales.
+            turned = fp8.dot_general(w, y, (((0,), (1,)), ((), ())), roles=("weight", "input"))
+            return turned.T, fp8.quantize(y, "e4m3", (1, -1))
 
         return jax.lax.scan(body, x, length=3)
 
@@ -321,7 +331,8 @@ def scans_over_shards_can_be_differentiated():
     total = jax.shard_map(lambda *args: jax.lax.psum(loss(*args), "d"), out_specs=WHOLE, **specs)
     outside = jax.jit(jax.grad(total))(w, x, ct)
     assert_same_bits(outside, dw)
-    parts = [jax.value_and_grad(loss)(w, x[i : i + 2], ct[i : i + 2]) for i in range(0, 8, 2)]
+    alone = jax.jit(jax.value_and_grad(loss))
+    parts = [alone(w, x[i : i + 2], ct[i : i + 2]) for i in range(0, 8, 2)]
     want = sum(np.asarray(part[1], np.float64) for part in parts)
     size = sum(np.abs(np.asarray(part[1], np.float64)) for part in parts)
     assert_close(dw, Product(want, 4 * 2.0**-24 * size))
