@@ -7,6 +7,7 @@ about FP8.
 import functools
 import importlib.util
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,15 @@ class Text:
 
     def decode(self, codes: list[int]) -> str:
         return "".join(self.symbols[code] for code in codes)
+
+    def piece_of_prose(self) -> list[int]:
+        """The first held-out CONTEXT characters without tables or code, if there are any."""
+        prose = re.search(
+            rf"[A-Z][A-Za-z ,.\n]{{{CONTEXT - 1}}}", self.decode(self.held_out.tolist())
+        )
+        start = prose.start() if prose else 0
+        codes: list[int] = self.held_out[start : start + CONTEXT].tolist()
+        return codes
 
 
 def read_text(source: str) -> Text:

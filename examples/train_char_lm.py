@@ -61,7 +61,7 @@ FULL_STEPS, WARMUP_STEPS = 500, 100
 HELD_OUT_BATCHES, HELD_OUT_BATCH = 20, 32
 LAST_STEPS = 100  # "train loss" is the mean over so many steps at the end
 MAX_GAP_PERCENT, MIN_CONTROL_GAP_PERCENT = 1.2, 20.0  # what --check holds the held-out gaps to
-SAMPLE_LENGTH, TEMPERATURE = 320, 0.7
+SAMPLE_LENGTH, TEMPERATURE = 320, 0.5
 LINES: dict[str, dict[str, Any]] = {
     BASELINE: {"color": "0.7", "linewidth": 5},
     CONTROL: {"color": "red", "linestyle": ":"},
@@ -170,9 +170,9 @@ def train_all(recipes: list[str], seeds: list[int], steps: int, text: Text) -> I
 
 
 def sample(run: Run, text: Text) -> tuple[str, str]:
-    """The end of the held-out text, and what a trained model writes after it."""
+    """A held-out piece of prose, and what a trained model writes after it."""
     apply = jax.jit(build_model(run.recipe, len(text.symbols)).apply)
-    rng, codes = np.random.default_rng(0), text.held_out[-CONTEXT:].tolist()
+    rng, codes = np.random.default_rng(0), text.piece_of_prose()
     for _ in range(SAMPLE_LENGTH):
         logits = np.asarray(apply(run.params, np.array([codes[-CONTEXT:]])))[0, -1]
         codes.append(int(np.argmax(logits / TEMPERATURE + rng.gumbel(size=logits.shape))))
@@ -216,7 +216,7 @@ def summarize(runs: list[Run]) -> list[Summary]:
 def table_of(summaries: list[Summary], seeds: list[int], steps: int) -> Table:
     table = Table(title=f"{steps} steps, seeds: {', '.join(map(str, seeds))}")
     table.add_column("recipe")
-    train_loss = f"train loss\n(last {min(steps, LAST_STEPS)} steps)"
+    train_loss = f"train loss\n(last {min(steps, LAST_STEPS)})"
     for heading in (train_loss, "held-out\nloss", "held-out gap\nto f32", "time of\na step"):
         table.add_column(heading, justify="right")
     for row in summaries:
@@ -234,7 +234,7 @@ def table_of(summaries: list[Summary], seeds: list[int], steps: int) -> Table:
 
 def gap_text(row: Summary) -> str:
     by_seed = " ".join(f"{gap:+.2f}" for gap in row.gaps)
-    return f"{row.gap:+.2f} %" + (f"\n({by_seed})" if len(row.gaps) > 1 else "")
+    return f"{row.gap:+.2f} %" + (f"\n{by_seed}" if len(row.gaps) > 1 else "")
 
 
 def failures_of(summaries: list[Summary]) -> list[str]:

@@ -6,7 +6,15 @@
 """
 
 import importlib
+import importlib.util
 from typing import Any
+
+if importlib.util.find_spec("jax_fp8._ffi") is None:
+    raise ImportError(
+        f"jax_fp8 in {__path__[0]} lacks its compiled module _ffi: this is the source folder of a "
+        "package that was not built. Install it with 'pip install .' and start Python in another "
+        "folder, or with 'pip install -e .'"
+    )
 
 from jax_fp8 import formats
 from jax_fp8.array import ScaledArray

@@ -2,7 +2,7 @@
 
 Readable, not fast, and never an oracle for tests: XLA may flush subnormals, reorders sums, and may
 divide by multiplying with a reciprocal, so a scale can be one unit in the last place off. The
-oracle is `jax_fp8.testing.oracle`. """
+oracle is `jax_fp8.testing.oracle`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What every test runs under: four CPU devices, kernels required, no silent promotion.
+"""What every test runs under: four CPU devices, and kernels required.
 
 The environment is set before anything imports jax, which reads it once.
 """
 
 import os
+from collections.abc import Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_FP8_REQUIRE_KERNEL"] = "1"
@@ -16,9 +17,6 @@ import jax
 import pytest
 
 from rows import runnable_rows
-
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _QUIET = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 #: The same cases in every run. HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -37,3 +35,11 @@ def kernel_row(request: pytest.FixtureRequest) -> str:
 def quantize_row(request: pytest.FixtureRequest) -> str:
     """Name of a quantiser row, for `jax_fp8.force_kernel`."""
     return request.param
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """64-bit types, as a user may have switched on."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

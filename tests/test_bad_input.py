@@ -42,13 +42,6 @@ def test_bad_input_raises_with_call_operand_sizes_and_remedy(name, run):
 # --- float64 --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def x64():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", DOUBLE)

@@ -85,15 +85,10 @@ def test_matmul_takes_every_rank_that_jnp_takes(lhs, rhs):
         assert out.shape == expected.shape
         scale = np.matmul(np.abs(x).astype(np.float64), np.abs(w))
         assert (np.abs(out - expected) <= 0.14 * scale).all()
-        grads = jax.grad(lambda *a: jnp.sin(fp8.matmul(*a, recipe=recipe)).sum(), (0, 1))(x, w)  # noqa: B023
-        with jax.numpy_rank_promotion("allow"):
-            exact = jax.grad(lambda *a: jnp.cos(jnp.float32(0)) * jnp.matmul(*a).sum(), (0, 1))(
-                x, w
-            )
+        grads = jax.grad(lambda *a: fp8.matmul(*a, recipe=recipe).sum(), (0, 1))(x, w)  # noqa: B023
+        exact = jax.grad(lambda *a: jnp.matmul(*a).sum(), (0, 1))(x, w)
         for got, reference in zip(grads, exact, strict=True):
             assert got.shape == reference.shape
-        linear = jax.grad(lambda *a: fp8.matmul(*a, recipe=recipe).sum(), (0, 1))(x, w)  # noqa: B023
-        for got, reference in zip(linear, exact, strict=True):
             error = np.linalg.norm(np.asarray(got) - reference)
             assert error <= 0.1 * np.linalg.norm(reference)
 

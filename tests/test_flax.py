@@ -34,26 +34,25 @@ def modules(cls):
 
 @pytest.mark.parametrize("name", modules(None))
 def test_modules_compute_close_to_f32_with_the_same_variables(name):
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        ours, plain = modules(DotGeneral)[name], modules(None)[name]
-        variables = ours.init(jax.random.key(1), X)
-        assert jax.tree.map(jnp.shape, variables) == jax.tree.map(
-            jnp.shape, plain.init(jax.random.key(1), X)
-        )
-        out, expected = ours.apply(variables, X), plain.apply(variables, X)
-        assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
-        out, expected = (np.asarray(a, np.float64) for a in (out, expected))
-        error = np.linalg.norm(out - expected) / np.linalg.norm(expected)
-        assert 0.005 < error < 0.08  # below: the quantisers are off
+    ours, plain = modules(DotGeneral)[name], modules(None)[name]
+    variables = ours.init(jax.random.key(1), X)
+    assert jax.tree.map(jnp.shape, variables) == jax.tree.map(
+        jnp.shape, plain.init(jax.random.key(1), X)
+    )
+    out, expected = ours.apply(variables, X), plain.apply(variables, X)
+    assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+    out, expected = (np.asarray(a, np.float64) for a in (out, expected))
+    error = np.linalg.norm(out - expected) / np.linalg.norm(expected)
+    assert 0.005 < error < 0.08  # below: the quantisers are off
 
-        def loss(module, v):
-            return jnp.mean(jnp.square(module.apply(v, X).astype(jnp.float32)))
+    def loss(module, v):
+        return jnp.mean(jnp.square(module.apply(v, X).astype(jnp.float32)))
 
-        grads, exact = (jax.grad(functools.partial(loss, m))(variables) for m in (ours, plain))
-        for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(exact), strict=True):
-            assert a.dtype == b.dtype
-            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-            assert np.linalg.norm(a - b) <= 0.25 * np.linalg.norm(b) + 1e-6
+    grads, exact = (jax.grad(functools.partial(loss, m))(variables) for m in (ours, plain))
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(exact), strict=True):
+        assert a.dtype == b.dtype
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.linalg.norm(a - b) <= 0.25 * np.linalg.norm(b) + 1e-6
 
 
 def test_dense_loss_and_gradients_are_three_gemm_calls_and_no_dot():
@@ -111,8 +110,7 @@ def test_a_train_state_learns_a_line():
 
     losses = []
     for _ in range(150):
-        with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
-            state, value = step(state)
+        state, value = step(state)
         losses.append(float(value))
     assert losses[-1] < 0.05 * losses[0]
 

@@ -43,10 +43,11 @@ every_out = pytest.mark.parametrize("out_dtype", OUT_DTYPES.values(), ids=OUT_DT
 Array = np.ndarray[Any, Any]
 
 
-def scaled_dot_general(case: GemmCase, row: str, out_dtype: np.dtype[Any] | None = None) -> Array:
+def scaled_dot_general(
+    case: GemmCase, row: str, out_dtype: np.dtype[Any] | None = None, *, jit: bool = True
+) -> Array:
     """The library's answer to a case, on one row."""
 
-    @jax.jit
     def call(*arrays: Any) -> jax.Array:
         lhs = fp8.ScaledArray(arrays[0], arrays[1], case.lhs.tile)
         rhs = fp8.ScaledArray(arrays[2], arrays[3], case.rhs.tile)
@@ -55,7 +56,8 @@ def scaled_dot_general(case: GemmCase, row: str, out_dtype: np.dtype[Any] | None
 
     lhs, rhs = case.lhs, case.rhs
     with fp8.force_kernel(row):
-        return np.asarray(call(lhs.values, lhs.scale, rhs.values, rhs.scale))
+        function = jax.jit(call) if jit else call
+        return np.asarray(function(lhs.values, lhs.scale, rhs.values, rhs.scale))
 
 
 def round_to(x: Array, dtype: np.dtype[Any]) -> Array:
@@ -92,6 +94,13 @@ def test_small_cases_have_the_bits_of_the_chain(case: GemmCase, kernel_row: str)
     expected = oracle.gemm_chain_np(*case.problem().arguments).reshape(case.out_shape)
     actual = scaled_dot_general(case, kernel_row)
     assert_same_bits(actual, round_to(expected, case.out_dtype), any_nan=True)
+
+
+@hypothesis.given(case=strategies.gemm_cases(largest=70, finite=False))
+@hypothesis.settings(max_examples=15)
+def test_jit_changes_no_bit_of_any_case(case: GemmCase) -> None:
+    eager = scaled_dot_general(case, ROWS[0], jit=False)
+    assert_same_bits(scaled_dot_general(case, ROWS[0]), eager, any_nan=True)
 
 
 #: m, n, k, lhs tile (m, k), rhs tile (k, n). K on both sides of the cache block of 256, pieces
