@@ -1,13 +1,30 @@
 #include "cpu/features.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace jax_fp8 {
+namespace {
+
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports knows F16C.
+bool HasF16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
+#endif
+
+}  // namespace
 
 const CpuFeatures& Features() {
   static const CpuFeatures features = [] {
     CpuFeatures found{};
 #if defined(__x86_64__)
-    // NOTE: these report an AVX-512 feature only if XCR0 says that the system saves its registers.
+    // NOTE: these report a feature only if XCR0 says that the system saves its registers (F16C
+    // needs those of AVX2).
     __builtin_cpu_init();
+    found.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
     found.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     found.avx512_vbmi = found.avx512 && __builtin_cpu_supports("avx512vbmi");

@@ -4,6 +4,7 @@
 namespace jax_fp8 {
 
 struct CpuFeatures {
+  bool avx2;         // AVX2, FMA and F16C
   bool avx512;       // F, BW, DQ and VL
   bool avx512_vbmi;  // vpermi2b: table look-ups in 128 bytes
   bool avx512_bf16;  // vdpbf16ps

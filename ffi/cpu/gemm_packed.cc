@@ -49,7 +49,7 @@ struct TaskGrid {
   int64_t parts_per_task = 1;
   int64_t num_parts;  // of the whole batch
 
-  TaskGrid(const GemmDesc& desc, int64_t batch_size, int64_t num_threads)
+  TaskGrid(const GemmDesc& desc, int64_t batch_size, int64_t num_threads, int tile_rows)
       : num_row_parts(CeilDiv(desc.m, kMaxTaskRows)), num_col_parts(CeilDiv(desc.n, kMaxTaskCols)) {
     const double multiplications = static_cast<double>(desc.m) * desc.n * desc.k;
     const int64_t max_useful_parts = static_cast<int64_t>(multiplications / kMinMultiplications);
@@ -61,7 +61,7 @@ struct TaskGrid {
       const int64_t rows = CeilDiv(desc.m, num_row_parts), cols = CeilDiv(desc.n, num_col_parts);
       if (cols >= rows && cols > kMaxPackedCols) {
         ++num_col_parts;
-      } else if (rows > kTileRows) {
+      } else if (rows > tile_rows) {
         ++num_row_parts;
       } else {
         break;
@@ -77,27 +77,29 @@ struct TaskGrid {
 
 // One thread's memory for one task.
 struct Workspace {
-  uint32_t* lhs;     // [row][kLhsRowStride]
-  uint32_t* rhs;     // [panel][kPanelSize], the two panels of kMaxPackedCols columns
+  uint32_t* lhs;     // [row][word], PackedShape::lhs_row_stride apart
+  uint32_t* rhs;     // [panel][word][column], the panels of kMaxPackedCols columns
   float* lhs_scale;  // [segment][row]
   float* rhs_scale;  // [segment][kMaxPackedCols]
-  float* acc;        // [panel][row tile][kTileSize]
+  float* acc;        // [panel][row tile][row][column]
   float* partial;    // the same, where chains cross blocks
 
   // Sets the pointers into the thread's scratch. False if there is no memory.
-  bool Reserve(int64_t num_rows, int64_t num_tiles, int max_segments, bool separate_partial) {
+  bool Reserve(const PackedShape& shape, int64_t num_rows, int64_t num_tiles, int max_segments,
+               bool separate_partial) {
+    const int64_t tile_size = shape.tile_rows * shape.tile_cols;
     size_t size_bytes = 0;
     auto place = [&size_bytes](int64_t words) {
       const size_t offset = size_bytes;
       size_bytes += (words * 4 + kAlignment - 1) / kAlignment * kAlignment;
       return offset;
     };
-    const size_t lhs_offset = place(num_rows * kLhsRowStride);
-    const size_t rhs_offset = place(kMaxPackedCols / kTileCols * kPanelSize);
+    const size_t lhs_offset = place(num_rows * shape.lhs_row_stride);
+    const size_t rhs_offset = place(int64_t{kMaxPackedCols} * shape.block_words);
     const size_t lhs_scale_offset = place(num_rows * max_segments);
     const size_t rhs_scale_offset = place(int64_t{kMaxPackedCols} * max_segments);
-    const size_t acc_offset = place(num_tiles * kTileSize);
-    const size_t partial_offset = separate_partial ? place(num_tiles * kTileSize) : acc_offset;
+    const size_t acc_offset = place(num_tiles * tile_size);
+    const size_t partial_offset = separate_partial ? place(num_tiles * tile_size) : acc_offset;
     char* base = static_cast<char*>(Scratch::OfThisThread().Reserve(size_bytes));
     if (base == nullptr) return false;
     lhs = reinterpret_cast<uint32_t*>(base + lhs_offset);
@@ -134,28 +136,29 @@ class Task {
         buffers_(buffers),
         rows_(rows),
         cols_(cols),
-        num_row_tiles_(CeilDiv(rows.size(), kTileRows)) {}
+        num_row_tiles_(CeilDiv(rows.size(), shape_.tile_rows)) {}
 
   // False if there is no memory.
   bool Run() {
     const int64_t num_tiles =
-        NeedsAllTiles() ? CeilDiv(cols_.size(), kTileCols) * num_row_tiles_ : 1;
-    if (!workspace_.Reserve(rows_.size(), num_tiles, k_blocking_.max_segments(),
+        NeedsAllTiles() ? CeilDiv(cols_.size(), shape_.tile_cols) * num_row_tiles_ : 1;
+    if (!workspace_.Reserve(shape_, rows_.size(), num_tiles, k_blocking_.max_segments(),
                             scales_vary_along_k_ && k_blocking_.chains_cross_blocks())) {
       return false;
     }
     for (const KBlocking::Block& block : k_blocking_.blocks()) {
       isa_.pack_lhs(Source(desc_.lhs, buffers_.lhs, rows_, block), workspace_.lhs);
       ExpandBlockScales(desc_.lhs, buffers_.lhs, rows_, block, rows_.size(), workspace_.lhs_scale);
-      // Columns packed at a time: one panel, or the two that a row of a kn rhs gives at once.
-      const int64_t step = desc_.rhs.k_contiguous ? kTileCols : kMaxPackedCols;
+      // Columns packed at a time: one panel, or those that a cache line of a kn rhs gives at once.
+      const int64_t step = desc_.rhs.k_contiguous ? shape_.tile_cols : kMaxPackedCols;
       for (int64_t col = cols_.begin; col < cols_.end; col += step) {
         const Range packed{col, std::min(col + step, cols_.end)};
         isa_.pack_rhs(Source(desc_.rhs, buffers_.rhs, packed, block), workspace_.rhs);
         ExpandBlockScales(desc_.rhs, buffers_.rhs, packed, block, kMaxPackedCols,
                           workspace_.rhs_scale);
-        for (int64_t first = packed.begin; first < packed.end; first += kTileCols) {
-          MultiplyPanel(block, packed.begin, {first, std::min(first + kTileCols, packed.end)});
+        for (int64_t first = packed.begin; first < packed.end; first += shape_.tile_cols) {
+          MultiplyPanel(block, packed.begin,
+                        {first, std::min(first + shape_.tile_cols, packed.end)});
         }
       }
     }
@@ -192,24 +195,27 @@ class Task {
 
   // All row tiles times the panel that holds columns `cols`, packed from column `packed_begin` on.
   void MultiplyPanel(const KBlocking::Block& block, int64_t packed_begin, Range cols) const {
-    const int64_t packed_panel = (cols.begin - packed_begin) / kTileCols;
-    const int64_t panel = (cols.begin - cols_.begin) / kTileCols;
+    const int64_t packed_panel = (cols.begin - packed_begin) / shape_.tile_cols;
+    const int64_t panel = (cols.begin - cols_.begin) / shape_.tile_cols;
     const bool is_last_block = &block == &k_blocking_.blocks().back();
     for (int64_t tile = 0; tile < num_row_tiles_; ++tile) {
       // Tiles of about equal height: a last tile of one row would cost nearly a full one.
       const Range rows = Part(rows_.size(), num_row_tiles_, 1, tile);
-      const int64_t tile_offset = NeedsAllTiles() ? (panel * num_row_tiles_ + tile) * kTileSize : 0;
-      const TileProduct product{.lhs = workspace_.lhs + rows.begin * kLhsRowStride,
-                                .rhs = workspace_.rhs + packed_panel * kPanelSize,
-                                .num_rows = static_cast<int>(rows.size()),
-                                .segments = k_blocking_.segments(block),
-                                .num_segments = block.num_segments,
-                                .lhs_scale = workspace_.lhs_scale + rows.begin,
-                                .rhs_scale = workspace_.rhs_scale + packed_panel * kTileCols,
-                                .lhs_scale_stride = rows_.size(),
-                                .scales_vary_along_k = scales_vary_along_k_,
-                                .partial = workspace_.partial + tile_offset,
-                                .acc = workspace_.acc + tile_offset};
+      const int64_t tile_offset =
+          NeedsAllTiles() ? (panel * num_row_tiles_ + tile) * shape_.tile_rows * shape_.tile_cols
+                          : 0;
+      const TileProduct product{
+          .lhs = workspace_.lhs + rows.begin * shape_.lhs_row_stride,
+          .rhs = workspace_.rhs + packed_panel * shape_.tile_cols * shape_.block_words,
+          .num_rows = static_cast<int>(rows.size()),
+          .segments = k_blocking_.segments(block),
+          .num_segments = block.num_segments,
+          .lhs_scale = workspace_.lhs_scale + rows.begin,
+          .rhs_scale = workspace_.rhs_scale + packed_panel * shape_.tile_cols,
+          .lhs_scale_stride = rows_.size(),
+          .scales_vary_along_k = scales_vary_along_k_,
+          .partial = workspace_.partial + tile_offset,
+          .acc = workspace_.acc + tile_offset};
       const Range out_rows{rows_.begin + rows.begin, rows_.begin + rows.end};
       if (is_last_block) PrefetchOutput(out_rows, cols);
       isa_.multiply(product);
@@ -243,6 +249,7 @@ class Task {
   }
 
   const PackedGemmIsa& isa_;
+  const PackedShape shape_ = isa_.shape;
   const GemmDesc& desc_;
   const KBlocking& k_blocking_;
   const GemmBuffers& buffers_;
@@ -255,17 +262,19 @@ class Task {
 
 }  // namespace
 
-bool RunGemmAvx512Bf16(const GemmDesc& desc, std::span<const GemmBuffers> batch,
-                       const ParallelFor& parallel_for) {
-  const KBlocking k_blocking(desc.k, desc.lhs.tile_k, desc.rhs.tile_k);
-  const TaskGrid grid(desc, static_cast<int64_t>(batch.size()), parallel_for.num_threads);
+bool RunPackedGemm(const PackedGemmIsa& isa, const GemmDesc& desc,
+                   std::span<const GemmBuffers> batch, const ParallelFor& parallel_for) {
+  const int tile_rows = isa.shape.tile_rows;
+  const KBlocking k_blocking(isa.shape, desc.k, desc.lhs.tile_k, desc.rhs.tile_k);
+  const TaskGrid grid(desc, static_cast<int64_t>(batch.size()), parallel_for.num_threads,
+                      tile_rows);
   std::atomic<bool> has_memory = true;
   auto run_part = [&](int64_t part) {
     const Range rows =
-        Part(desc.m, grid.num_row_parts, kTileRows, part / grid.num_col_parts % grid.num_row_parts);
+        Part(desc.m, grid.num_row_parts, tile_rows, part / grid.num_col_parts % grid.num_row_parts);
     const Range cols = Part(desc.n, grid.num_col_parts, kMaxPackedCols, part % grid.num_col_parts);
     const GemmBuffers& buffers = batch[part / (grid.num_row_parts * grid.num_col_parts)];
-    Task task(*kPackedGemmAvx512Bf16, desc, k_blocking, buffers, rows, cols);
+    Task task(isa, desc, k_blocking, buffers, rows, cols);
     if (!task.Run()) has_memory = false;
   };
   parallel_for(grid.num_tasks(), [&](int64_t task) {

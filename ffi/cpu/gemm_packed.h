@@ -2,9 +2,10 @@
 // share. Only plain data crosses this line, so that no inline function is compiled with ISA flags
 // and then picked by the linker for everyone.
 //
-// A register tile is kTileRows x kTileCols outputs. Operands are packed to BF16 pairs along k, a
-// pair being one 32-bit word with the lower k in its high half: vdpbf16ps adds the product of the
-// high halves first, so each output is one chain of FP32 FMAs in ascending k.
+// A register tile is PackedShape::tile_rows x tile_cols outputs. Operands are packed along k into
+// 32-bit words. A word is one FP32 value, or a BF16 pair with the lower k in its high half:
+// vdpbf16ps adds the product of the high halves first. Either way each output is one chain of FP32
+// FMAs in ascending k.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +14,33 @@
 
 namespace jax_fp8 {
 
-inline constexpr int kTileRows = 12;
-inline constexpr int kTileCols = 32;
-inline constexpr int kTileSize = kTileRows * kTileCols;
-inline constexpr int kBlockPairs =
-    128;  // k pairs packed at a time: one rhs panel is 16 KB, half L1
-// One rhs panel is kBlockPairs rows of kTileCols pairs. kn packing fills two panels at once,
-// because one 64-byte load of a rhs row is 64 columns.
-inline constexpr int kPanelSize = kBlockPairs * kTileCols;
-inline constexpr int kMaxPackedCols = 2 * kTileCols;
-// Packed lhs rows are this many pairs apart: no power of two, which would put all rows of a tile
-// into the same L1 sets.
-inline constexpr int kLhsRowStride = kBlockPairs + 16;
+// Columns of a kn rhs that are packed at once: a cache line of codes.
+inline constexpr int kMaxPackedCols = 64;
+
+// How one ISA packs. A packed lhs is rows of words; a packed rhs is panels of tile_cols columns,
+// each panel block_words rows of tile_cols words.
+struct PackedShape {
+  int tile_rows, tile_cols;  // tile_cols divides kMaxPackedCols
+  int k_per_word;
+  int block_words;  // words along k packed at a time: a rhs panel of them takes half of L1
+  // Words from row to row of a packed lhs: no power of two, which would put all rows of a tile into
+  // the same L1 sets.
+  int lhs_row_stride;
+};
 
 // A stretch of k within one block and one piece (see KBlocking). All offsets count from the block.
 struct Segment {
   int k_begin, k_end;
-  int first_pair;
+  int first_word;
   bool starts_piece, ends_piece;  // else the chain comes from, or goes to, a neighbouring block
   bool in_first_piece;
 };
 
-// A stretch of k that packs without a gap. Gaps arise where a piece of odd length ends: its last
-// pair is filled with zero in both operands.
+// A stretch of k that packs without a gap. Gaps arise where a piece ends within a word: its other
+// half is filled with zero in both operands.
 struct KRun {
   int k_begin, k_end;
-  int first_pair;
+  int first_word;
 };
 
 // One operand's rows, at the first row and k of what is to be packed.
@@ -54,7 +56,7 @@ struct PackSource {
 
 // One register tile times one k block.
 struct TileProduct {
-  const uint32_t* lhs;  // kLhsRowStride pairs from row to row
+  const uint32_t* lhs;  // at the first row
   const uint32_t* rhs;  // one panel
   int num_rows;
   const Segment* segments;
@@ -78,6 +80,7 @@ struct TileStore {
 };
 
 struct PackedGemmIsa {
+  PackedShape shape;
   void (*pack_lhs)(const PackSource& source, uint32_t* packed);
   void (*pack_rhs)(const PackSource& source, uint32_t* packed);  // up to kMaxPackedCols columns
   void (*multiply)(const TileProduct& product);
@@ -85,6 +88,8 @@ struct PackedGemmIsa {
 };
 
 // Null where the build has no code for the ISA.
-extern const PackedGemmIsa* const kPackedGemmAvx512Bf16;
+const PackedGemmIsa* PackedGemmAvx512Bf16();
+const PackedGemmIsa* PackedGemmAvx512();
+const PackedGemmIsa* PackedGemmAvx2();
 
 }  // namespace jax_fp8

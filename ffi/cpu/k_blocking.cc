@@ -5,11 +5,14 @@
 namespace jax_fp8 {
 namespace {
 
+int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
+
 int64_t NextEdge(int64_t k, int64_t tile_k) { return (k / tile_k + 1) * tile_k; }
 
 }  // namespace
 
-KBlocking::KBlocking(int64_t k, int64_t lhs_tile_k, int64_t rhs_tile_k) {
+KBlocking::KBlocking(const PackedShape& shape, int64_t k, int64_t lhs_tile_k, int64_t rhs_tile_k)
+    : k_per_word_(shape.k_per_word), block_words_(shape.block_words) {
   for (int64_t begin = 0, end; begin < k; begin = end) {
     end = std::min({NextEdge(begin, lhs_tile_k), NextEdge(begin, rhs_tile_k), k});
     AppendPiece(begin, end);
@@ -17,24 +20,24 @@ KBlocking::KBlocking(int64_t k, int64_t lhs_tile_k, int64_t rhs_tile_k) {
 }
 
 void KBlocking::AppendPiece(int64_t begin, int64_t end) {
-  const int64_t num_pairs = (end - begin + 1) / 2;
-  const bool fits = num_pairs <= kBlockPairs - pairs_in_block_;
-  const bool fits_an_empty_block = num_pairs <= kBlockPairs;
+  const int64_t num_words = CeilDiv(end - begin, k_per_word_);
+  const bool fits = num_words <= block_words_ - words_in_block_;
+  const bool fits_an_empty_block = num_words <= block_words_;
   chains_cross_blocks_ |= !fits_an_empty_block;
   bool starts_block =
-      blocks_.empty() || pairs_in_block_ == kBlockPairs || (!fits && fits_an_empty_block);
+      blocks_.empty() || words_in_block_ == block_words_ || (!fits && fits_an_empty_block);
   for (int64_t k = begin; k < end;) {
     if (starts_block) {
       blocks_.push_back(
           {k, static_cast<int>(segments_.size()), 0, static_cast<int>(runs_.size()), 0});
-      pairs_in_block_ = 0;
+      words_in_block_ = 0;
     }
-    const int64_t room = 2 * (kBlockPairs - pairs_in_block_);
+    const int64_t room = k_per_word_ * (block_words_ - words_in_block_);
     const int64_t segment_end = std::min(end, k + room);
     const int64_t block_begin = blocks_.back().k_begin;
     AppendSegment({.k_begin = static_cast<int>(k - block_begin),
                    .k_end = static_cast<int>(segment_end - block_begin),
-                   .first_pair = pairs_in_block_,
+                   .first_word = words_in_block_,
                    .starts_piece = k == begin,
                    .ends_piece = segment_end == end,
                    .in_first_piece = begin == 0});
@@ -49,14 +52,14 @@ void KBlocking::AppendSegment(const Segment& segment) {
   max_segments_ = std::max(max_segments_, ++block.num_segments);
 
   const bool continues_run =
-      block.num_runs > 0 && (segment.k_begin - runs_.back().k_begin) % 2 == 0;
+      block.num_runs > 0 && (segment.k_begin - runs_.back().k_begin) % k_per_word_ == 0;
   if (continues_run) {
     runs_.back().k_end = segment.k_end;
   } else {
-    runs_.push_back({segment.k_begin, segment.k_end, segment.first_pair});
+    runs_.push_back({segment.k_begin, segment.k_end, segment.first_word});
     ++block.num_runs;
   }
-  pairs_in_block_ += (segment.k_end - segment.k_begin + 1) / 2;
+  words_in_block_ += static_cast<int>(CeilDiv(segment.k_end - segment.k_begin, k_per_word_));
 }
 
 }  // namespace jax_fp8

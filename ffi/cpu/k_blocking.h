@@ -19,7 +19,7 @@ class KBlocking {
     int first_run, num_runs;
   };
 
-  KBlocking(int64_t k, int64_t lhs_tile_k, int64_t rhs_tile_k);
+  KBlocking(const PackedShape& shape, int64_t k, int64_t lhs_tile_k, int64_t rhs_tile_k);
 
   const std::vector<Block>& blocks() const { return blocks_; }
   const Segment* segments(const Block& block) const { return &segments_[block.first_segment]; }
@@ -32,10 +32,11 @@ class KBlocking {
   void AppendPiece(int64_t begin, int64_t end);
   void AppendSegment(const Segment& segment);
 
+  const int k_per_word_, block_words_;
   std::vector<Block> blocks_;
   std::vector<Segment> segments_;
   std::vector<KRun> runs_;
-  int pairs_in_block_ = 0;
+  int words_in_block_ = 0;
   int max_segments_ = 0;
   bool chains_cross_blocks_ = false;
 };

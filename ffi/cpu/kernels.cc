@@ -8,25 +8,49 @@
 namespace jax_fp8 {
 namespace {
 
-// Both rows compute the fp32 model, of which promotion_interval is no part: every piece of k is one
-// chain of FP32 FMAs whatever its length.
+using PackedIsa = const PackedGemmIsa* (*)();
+
+// Every row computes the fp32 model, of which promotion_interval is no part: every piece of k is
+// one chain of FP32 FMAs whatever its length.
 std::string WhyNotFp32Model(const GemmDesc& desc) {
   if (desc.accumulation == "native" || desc.accumulation == "fp32") return "";
   return "accumulation '" + desc.accumulation +
          "' is not what this row computes: it is the fp32 model";
 }
 
+std::string NotBuilt(const std::string& isa) {
+  return "this build has no " + isa + " code (the compiler or the target does not know it)";
+}
+
 std::string WhyNotAvx512Bf16(const GemmDesc& desc) {
-  if (kPackedGemmAvx512Bf16 == nullptr) {
-    return "this build has no AVX512_BF16 code (the compiler or the target does not know it)";
-  }
+  if (PackedGemmAvx512Bf16() == nullptr) return NotBuilt("AVX512_BF16");
   if (!Features().avx512_bf16) return "this CPU has no AVX512_BF16";
   if (!Features().avx512_vbmi) return "this CPU has no AVX512_VBMI";
   return WhyNotFp32Model(desc);
 }
 
+std::string WhyNotAvx512(const GemmDesc& desc) {
+  if (PackedGemmAvx512() == nullptr) return NotBuilt("AVX-512");
+  if (!Features().avx512) return "this CPU has no AVX-512 F, BW, DQ and VL";
+  return WhyNotFp32Model(desc);
+}
+
+std::string WhyNotAvx2(const GemmDesc& desc) {
+  if (PackedGemmAvx2() == nullptr) return NotBuilt("AVX2");
+  if (!Features().avx2) return "this CPU has no AVX2, FMA and F16C";
+  return WhyNotFp32Model(desc);
+}
+
+template <PackedIsa isa>
+bool RunPacked(const GemmDesc& desc, std::span<const GemmBuffers> batch,
+               const ParallelFor& parallel_for) {
+  return RunPackedGemm(*isa(), desc, batch, parallel_for);
+}
+
 constexpr GemmKernel kGemmKernels[] = {
-    {"avx512bf16", WhyNotAvx512Bf16, RunGemmAvx512Bf16},
+    {"avx512bf16", WhyNotAvx512Bf16, RunPacked<PackedGemmAvx512Bf16>},
+    {"avx512", WhyNotAvx512, RunPacked<PackedGemmAvx512>},
+    {"avx2", WhyNotAvx2, RunPacked<PackedGemmAvx2>},
     {"scalar", WhyNotFp32Model, RunGemmScalar},
 };
 

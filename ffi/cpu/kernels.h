@@ -9,6 +9,8 @@
 
 namespace jax_fp8 {
 
+struct PackedGemmIsa;
+
 // Runs one product per element of `batch`, all of `desc`'s sizes, each >= 1. Returns false, with
 // the outputs undefined, only if scratch memory cannot be had.
 using RunGemm = bool (*)(const GemmDesc& desc, std::span<const GemmBuffers> batch,
@@ -17,8 +19,9 @@ using GemmKernel = Kernel<GemmDesc, RunGemm>;
 
 std::span<const GemmKernel> GemmKernels();
 
-// The rows' entry points, each in its own file.
 bool RunGemmScalar(const GemmDesc&, std::span<const GemmBuffers>, const ParallelFor&);
-bool RunGemmAvx512Bf16(const GemmDesc&, std::span<const GemmBuffers>, const ParallelFor&);
+// The driver of every other row, whose code for one ISA is `isa` (see gemm_packed.h).
+bool RunPackedGemm(const PackedGemmIsa& isa, const GemmDesc&, std::span<const GemmBuffers>,
+                   const ParallelFor&);
 
 }  // namespace jax_fp8

@@ -14,6 +14,13 @@
 namespace jax_fp8 {
 namespace {
 
+// 24 of 32 registers hold sums.
+constexpr PackedShape kBf16Shape = {
+    .tile_rows = 12, .tile_cols = 32, .k_per_word = 2, .block_words = 128, .lhs_row_stride = 144};
+constexpr int kTileCols = kBf16Shape.tile_cols;
+constexpr int kPanelWords = kTileCols * kBf16Shape.block_words;
+constexpr int kLhsRowStride = kBf16Shape.lhs_row_stride;
+
 // The BF16 bytes of the 128 codes without sign.
 struct DecodeBytes {
   alignas(64) uint8_t low[128];
@@ -128,7 +135,7 @@ void PackLhsMk(const PackSource& source, uint32_t* packed) {
       for (int k = run.k_begin; k < run.k_end; k += 64) {
         const int num_k = run.k_end - k;
         StoreLhsPairs(decoder, _mm512_maskz_loadu_epi8(MaskOfFirst(num_k), codes + k),
-                      NumPairs(num_k), out + run.first_pair + (k - run.k_begin) / 2);
+                      NumPairs(num_k), out + run.first_word + (k - run.k_begin) / 2);
       }
     }
   }
@@ -168,7 +175,7 @@ void PackLhsKm(const PackSource& source, uint32_t* packed) {
                                 MaskOfFirst16(num_rows), num_k - 4 * j);
         }
         Transpose16x16(words);
-        uint32_t* out = packed + row * kLhsRowStride + run.first_pair + (k - run.k_begin) / 2;
+        uint32_t* out = packed + row * kLhsRowStride + run.first_word + (k - run.k_begin) / 2;
 #pragma GCC unroll 16
         for (int j = 0; j < 16; ++j) {
           if (j >= num_rows) break;
@@ -212,7 +219,7 @@ void PackRhsNk(const PackSource& source, uint32_t* packed) {
           }
         }
         Transpose16x16(words);
-        uint32_t* out = packed + (run.first_pair + (k - run.k_begin) / 2) * kTileCols + col;
+        uint32_t* out = packed + (run.first_word + (k - run.k_begin) / 2) * kTileCols + col;
 #pragma GCC unroll 16
         for (int j = 0; j < 16; ++j) {
           __m512i first, second;
@@ -263,13 +270,13 @@ void PackRhsKn(const PackSource& source, uint32_t* packed) {
       // As for nk: rows may be pages apart.
       _mm_prefetch(codes + 8 * source.leading_stride, _MM_HINT_T0);
       _mm_prefetch(codes + 9 * source.leading_stride, _MM_HINT_T0);
-      uint32_t* out = packed + (run.first_pair + (k - run.k_begin) / 2) * kTileCols;
+      uint32_t* out = packed + (run.first_word + (k - run.k_begin) / 2) * kTileCols;
 #pragma GCC unroll 2
       for (int panel = 0; panel < 2; ++panel) {
         __m512i first, second;
         decoder.Decode(_mm512_permutex2var_epi8(even, interleave[panel], odd), first, second);
-        _mm512_store_si512(out + panel * kPanelSize, first);
-        _mm512_store_si512(out + panel * kPanelSize + 16, second);
+        _mm512_store_si512(out + panel * kPanelWords, first);
+        _mm512_store_si512(out + panel * kPanelWords + 16, second);
       }
     }
   }

@@ -22,6 +22,15 @@ std::string WhyNotAvx512(const Desc&) {
 }
 
 template <class Desc>
+std::string WhyNotAvx2(const Desc&) {
+  if (Avx2QuantizeRowOps() == nullptr) {
+    return "this build has no AVX2 code (the compiler or the target does not know it)";
+  }
+  if (!Features().avx2) return "this CPU has no AVX2, FMA and F16C";
+  return "";
+}
+
+template <class Desc>
 std::string Always(const Desc&) {
   return "";
 }
@@ -40,11 +49,13 @@ void RunDequantizeWith(const DequantizeDesc& desc, const DequantizeBuffers& buff
 
 constexpr QuantizeKernel kQuantizeKernels[] = {
     {"avx512", WhyNotAvx512, RunQuantizeWith<Avx512QuantizeRowOps>},
+    {"avx2", WhyNotAvx2, RunQuantizeWith<Avx2QuantizeRowOps>},
     {"scalar", Always, RunQuantizeWith<ScalarQuantizeRowOps>},
 };
 
 constexpr DequantizeKernel kDequantizeKernels[] = {
     {"avx512", WhyNotAvx512, RunDequantizeWith<Avx512QuantizeRowOps>},
+    {"avx2", WhyNotAvx2, RunDequantizeWith<Avx2QuantizeRowOps>},
     {"scalar", Always, RunDequantizeWith<ScalarQuantizeRowOps>},
 };
 

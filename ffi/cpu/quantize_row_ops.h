@@ -36,7 +36,8 @@ struct QuantizeRowOps {
 };
 
 const QuantizeRowOps* ScalarQuantizeRowOps();
-// Null where this build was made without AVX-512.
+// Null where this build was made without the ISA.
 const QuantizeRowOps* Avx512QuantizeRowOps();
+const QuantizeRowOps* Avx2QuantizeRowOps();
 
 }  // namespace jax_fp8

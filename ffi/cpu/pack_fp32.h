@@ -1,0 +1,200 @@
+// Packing to FP32 words, from all four layouts without a transposing copy. Included only by
+// gemm_<isa>.cc; everything here is local to that file. The file must be compiled for AVX2 at
+// least.
+//
+// `Isa` is the trait of isa_<isa>.h with PackedShape kShape. A word is one k, so there are no gaps:
+// a block is one run.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/fp8.h"
+#include "cpu/gemm_packed.h"
+
+namespace jax_fp8 {
+namespace {
+
+inline constexpr int kDecoded = 16;  // codes decoded at a time
+static_assert(kMaxPackedCols % kDecoded == 0);
+
+// Codes in memory: lines of consecutive codes.
+struct CodeLines {
+  const uint8_t* codes;
+  int64_t leading_stride;
+  int num_lines, num_codes;  // codes of a line
+};
+
+// The values of 16 codes to aligned memory.
+template <class Isa, Format format>
+[[gnu::always_inline]] inline void DecodeTo(__m128i codes, uint32_t* words) {
+  typename Isa::Vec values[kDecoded / Isa::kLanes];
+  Isa::template Decode<format>(codes, values);
+  float* out = reinterpret_cast<float*>(words);
+#pragma GCC unroll 2
+  for (int i = 0; i < kDecoded / Isa::kLanes; ++i) Isa::Store(out + i * Isa::kLanes, values[i]);
+}
+
+// Code j of line i to words[i * stride + j], and zeros up to a multiple of 16 codes.
+template <class Isa, Format format>
+[[gnu::always_inline]] inline void PackLines(const CodeLines& source, int stride, uint32_t* words) {
+  for (int line = 0; line < source.num_lines; ++line) {
+    const uint8_t* codes = source.codes + line * source.leading_stride;
+    for (int j = 0; j < source.num_codes; j += kDecoded) {
+      DecodeTo<Isa, format>(Isa::LoadCodes(codes + j, source.num_codes - j),
+                            words + line * stride + j);
+    }
+  }
+}
+
+// In both 16-byte lanes of eight registers: byte j of register i becomes byte 8 * (j % 2) + i of
+// register j / 2.
+[[gnu::always_inline]] inline void TransposeBytes8x16(__m256i (&rows)[8]) {
+  __m256i t[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_unpacklo_epi8(rows[i], rows[i + 4]);
+    t[i + 4] = _mm256_unpackhi_epi8(rows[i], rows[i + 4]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    rows[i] = _mm256_unpacklo_epi8(t[i], t[i + 2]);
+    rows[i + 2] = _mm256_unpackhi_epi8(t[i], t[i + 2]);
+    rows[i + 4] = _mm256_unpacklo_epi8(t[i + 4], t[i + 6]);
+    rows[i + 6] = _mm256_unpackhi_epi8(t[i + 4], t[i + 6]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_epi8(rows[2 * i], rows[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_epi8(rows[2 * i], rows[2 * i + 1]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) rows[i] = t[i];
+}
+
+// Up to 16 lines of up to 64 codes, in a buffer so that they may be read without a mask. Codes
+// that do not exist are 0.
+class StagedLines {
+ public:
+  static constexpr int kLines = 16, kCodes = 64;
+
+  [[gnu::always_inline]] void Load(const uint8_t* codes, int64_t leading_stride, int num_lines,
+                                   int num_codes) {
+    if (num_lines < kLines || num_codes < kCodes) std::memset(bytes_, 0, sizeof(bytes_));
+    for (int line = 0; line < kLines && line < num_lines; ++line) {
+      const uint8_t* from = codes + line * leading_stride;
+      // Lines may be pages apart, where hardware does not prefetch. Farther ahead, they are evicted
+      // before their use.
+      _mm_prefetch(reinterpret_cast<const char*>(from + 128), _MM_HINT_T0);
+      if (num_codes >= kCodes) {
+        for (int half = 0; half < kCodes; half += 32) {
+          _mm256_store_si256(reinterpret_cast<__m256i*>(bytes_[line] + half),
+                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + half)));
+        }
+      } else {
+        std::memcpy(bytes_[line], from, num_codes);
+      }
+    }
+  }
+
+  // columns[j] is code first + j of all lines.
+  [[gnu::always_inline]] void Transpose(int first, __m128i (&columns)[16]) const {
+    __m256i rows[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      rows[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(At(i, first)), At(i + 8, first), 1);
+    }
+    TransposeBytes8x16(rows);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const __m256i two = _mm256_permute4x64_epi64(rows[i], _MM_SHUFFLE(3, 1, 2, 0));
+      columns[2 * i] = _mm256_castsi256_si128(two);
+      columns[2 * i + 1] = _mm256_extracti128_si256(two, 1);
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] __m128i At(int line, int code) const {
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(bytes_[line] + code));
+  }
+
+  alignas(64) uint8_t bytes_[kLines][kCodes];
+};
+
+// Code j of line i to words[j * stride + i], and zeros up to `padded_lines`, a multiple of 16.
+template <class Isa, Format format>
+[[gnu::always_inline]] inline void PackTransposed(const CodeLines& source, int padded_lines,
+                                                  int stride, uint32_t* words) {
+  StagedLines staged;
+  for (int line = 0; line < padded_lines; line += StagedLines::kLines) {
+    for (int first = 0; first < source.num_codes; first += StagedLines::kCodes) {
+      const int num_codes = source.num_codes - first;
+      staged.Load(source.codes + line * source.leading_stride + first, source.leading_stride,
+                  source.num_lines - line, num_codes);
+      for (int j = 0; j < StagedLines::kCodes && j < num_codes; j += 16) {
+        __m128i columns[16];
+        staged.Transpose(j, columns);
+        uint32_t* out = words + (first + j) * stride + line;
+#pragma GCC unroll 16
+        for (int c = 0; c < 16; ++c) {
+          if (j + c >= num_codes) break;
+          DecodeTo<Isa, format>(columns[c], out + c * stride);
+        }
+      }
+    }
+  }
+}
+
+template <class Isa, Format format>
+void PackLhsAs(const PackSource& source, uint32_t* packed) {
+  constexpr int kStride = Isa::kShape.lhs_row_stride;
+  const int num_k = source.runs[0].k_end;
+  if (source.k_contiguous) {
+    PackLines<Isa, format>({source.values, source.leading_stride, source.num_rows, num_k}, kStride,
+                           packed);
+  } else {
+    PackTransposed<Isa, format>({source.values, source.leading_stride, num_k, source.num_rows},
+                                (num_k + 15) / 16 * 16, kStride, packed);
+  }
+}
+
+template <class Isa, Format format>
+void PackRhsAs(const PackSource& source, uint32_t* packed) {
+  constexpr int kCols = Isa::kShape.tile_cols;
+  constexpr int kPanelWords = kCols * Isa::kShape.block_words;
+  const int num_k = source.runs[0].k_end;
+  if (source.k_contiguous) {
+    PackTransposed<Isa, format>({source.values, source.leading_stride, source.num_rows, num_k},
+                                kCols, kCols, packed);
+    return;
+  }
+  for (int k = 0; k < num_k; ++k) {
+    const uint8_t* codes = source.values + k * source.leading_stride;
+    // Rows may be pages apart, where hardware does not prefetch.
+    _mm_prefetch(reinterpret_cast<const char*>(codes + 8 * source.leading_stride), _MM_HINT_T0);
+    for (int panel = 0, first = 0; first < source.num_rows; ++panel, first += kCols) {
+#pragma GCC unroll 2
+      for (int col = 0; col < kCols; col += kDecoded) {
+        DecodeTo<Isa, format>(Isa::LoadCodes(codes + first + col, source.num_rows - first - col),
+                              packed + panel * kPanelWords + k * kCols + col);
+      }
+    }
+  }
+}
+
+template <class Isa>
+void PackLhs(const PackSource& source, uint32_t* packed) {
+  source.format == Format::kE4M3FN ? PackLhsAs<Isa, Format::kE4M3FN>(source, packed)
+                                   : PackLhsAs<Isa, Format::kE5M2>(source, packed);
+}
+
+template <class Isa>
+void PackRhs(const PackSource& source, uint32_t* packed) {
+  source.format == Format::kE4M3FN ? PackRhsAs<Isa, Format::kE4M3FN>(source, packed)
+                                   : PackRhsAs<Isa, Format::kE5M2>(source, packed);
+}
+
+}  // namespace
+}  // namespace jax_fp8
