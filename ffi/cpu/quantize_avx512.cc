@@ -77,18 +77,14 @@ void AmaxAcross(const void* x, int64_t n, int64_t segment, float* amax) {
 
 // --- to codes ---
 
-// 16 codes, one in each 32-bit lane. The steps are those of EncodeOne in quantize_scalar.cc.
+// Codes lie one in each 32-bit lane. The steps are those of quantize_scalar.cc.
+
+// Rounds at the ulp of the magnitude's binade, or of the lowest one.
 template <Format format>
-__m512i EncodeLanes(__m512 x, __m512 scale, __m512 ceiling) {
+__m512i NearestCodes(__m512 magnitude) {
   constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
   constexpr int kDroppedBits = 23 - kInfo.mantissa_bits;
   const __m512i lowest_binade = _mm512_set1_epi32((kInfo.min_normal_exponent + 127) << 23);
-
-  // Divide and clip.
-  const __m512 y = _mm512_div_ps(x, scale);
-  const __m512 magnitude = _mm512_min_ps(_mm512_abs_ps(y), ceiling);
-
-  // Round at the ulp of the magnitude's binade, or of the lowest one.
   const __m512i exponent_bits =
       _mm512_and_si512(_mm512_castps_si512(magnitude), _mm512_set1_epi32(0x7F800000));
   const __m512i binade = _mm512_max_epi32(exponent_bits, lowest_binade);
@@ -97,7 +93,46 @@ __m512i EncodeLanes(__m512 x, __m512 scale, __m512 ceiling) {
   const __m512i multiple = _mm512_sub_epi32(_mm512_castps_si512(rounded), rounder);
   const __m512i exponent_code =
       _mm512_srli_epi32(_mm512_sub_epi32(binade, lowest_binade), kDroppedBits);
-  __m512i codes = _mm512_add_epi32(multiple, exponent_code);
+  return _mm512_add_epi32(multiple, exponent_code);
+}
+
+template <Format format>
+__m512i StochasticCodes(__m512 magnitude, __m512i bits) {
+  constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
+  const __m512i one = _mm512_set1_epi32(1);
+  const __m512i lowest_exponent = _mm512_set1_epi32(kInfo.min_normal_exponent + 127);
+
+  // Take apart.
+  const __m512i float_bits = _mm512_castps_si512(magnitude);
+  const __m512i own_exponent = _mm512_max_epi32(_mm512_srli_epi32(float_bits, 23), one);
+  const __m512i significand =
+      _mm512_sub_epi32(float_bits, _mm512_slli_epi32(_mm512_sub_epi32(own_exponent, one), 23));
+  const __m512i exponent = _mm512_max_epi32(own_exponent, lowest_exponent);
+
+  // Whole ulps, and the fraction of one in units of 2^-32.
+  // NOTE: a shift by 32 or more gives 0, and so does one by a negative count: of the two shifts
+  // that make the fraction one counts, or both agree.
+  const __m512i fraction_shift = _mm512_add_epi32(_mm512_sub_epi32(exponent, own_exponent),
+                                                  _mm512_set1_epi32(23 - kInfo.mantissa_bits - 32));
+  const __m512i whole =
+      _mm512_srlv_epi32(significand, _mm512_add_epi32(fraction_shift, _mm512_set1_epi32(32)));
+  const __m512i fraction = _mm512_or_si512(
+      _mm512_srlv_epi32(significand, fraction_shift),
+      _mm512_sllv_epi32(significand, _mm512_sub_epi32(_mm512_setzero_si512(), fraction_shift)));
+
+  // Round up by chance.
+  const __m512i exponent_code =
+      _mm512_slli_epi32(_mm512_sub_epi32(exponent, lowest_exponent), kInfo.mantissa_bits);
+  const __m512i codes = _mm512_add_epi32(whole, exponent_code);
+  return _mm512_mask_add_epi32(codes, _mm512_cmpgt_epu32_mask(fraction, bits), codes, one);
+}
+
+// round(magnitude) is the codes of magnitudes <= ceiling.
+template <Format format, class Round>
+__m512i EncodeLanes(__m512 x, __m512 scale, __m512 ceiling, Round round) {
+  constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
+  const __m512 y = _mm512_div_ps(x, scale);
+  __m512i codes = round(_mm512_min_ps(_mm512_abs_ps(y), ceiling));
 
   // Put the special values over the nonsense that they gave above.
   // NOTE: infinity is decided on x: the quotient of a finite x may overflow, and must then
@@ -120,42 +155,63 @@ __m512i PackBytes(const __m512i lanes[4]) {
   return _mm512_permutexvar_epi32(order, interleaved);
 }
 
-// scale_at(i, lanes) is the scales of the entries i … i + 15.
-template <InType in, Format format, class ScaleAt>
-void EncodeRun(const void* x, int64_t begin, int64_t end, __m512 ceiling, uint8_t* codes,
-               ScaleAt scale_at) {
+// codes_at(i, lanes) is the codes of the entries i … i + 15, one in each 32-bit lane.
+template <class CodesAt>
+void EncodeRun(int64_t begin, int64_t end, uint8_t* codes, CodesAt codes_at) {
   int64_t i = begin;
   for (; i + 64 <= end; i += 64) {
     __m512i lanes[4];
     for (int v = 0; v < 4; ++v) {
-      const int64_t at = i + 16 * v;
-      lanes[v] = EncodeLanes<format>(Load<in>(x, at, kAllLanes), scale_at(at, kAllLanes), ceiling);
+      lanes[v] = codes_at(i + 16 * v, kAllLanes);
     }
     _mm512_storeu_si512(codes + i, PackBytes(lanes));
   }
   for (; i < end; i += 16) {
     const __mmask16 mask = LanesBelow(end, i);
-    const __m512i lanes = EncodeLanes<format>(Load<in>(x, i, mask), scale_at(i, mask), ceiling);
-    _mm_mask_storeu_epi8(codes + i, mask, _mm512_cvtepi32_epi8(lanes));
+    _mm_mask_storeu_epi8(codes + i, mask, _mm512_cvtepi32_epi8(codes_at(i, mask)));
+  }
+}
+
+// round_at(i, lanes) is the rounding of the entries i … i + 15, as in EncodeLanes.
+template <InType in, Format format, class RoundAt>
+void EncodeSegments(const void* x, int64_t n, const float* scale, int64_t segment, bool saturate,
+                    uint8_t* codes, RoundAt round_at) {
+  constexpr int kIndex = static_cast<int>(format);
+  const __m512 ceiling = _mm512_set1_ps(saturate ? kFormats[kIndex].max : kFirstOverflow[kIndex]);
+  if (segment == 1) {
+    EncodeRun(0, n, codes, [=](int64_t i, __mmask16 lanes) {
+      return EncodeLanes<format>(Load<in>(x, i, lanes), _mm512_maskz_loadu_ps(lanes, scale + i),
+                                 ceiling, round_at(i, lanes));
+    });
+    return;
+  }
+  for (int64_t begin = 0; begin < n; begin += segment, ++scale) {
+    const __m512 whole_segment = _mm512_set1_ps(*scale);
+    EncodeRun(begin, n - begin < segment ? n : begin + segment, codes,
+              [=](int64_t i, __mmask16 lanes) {
+                return EncodeLanes<format>(Load<in>(x, i, lanes), whole_segment, ceiling,
+                                           round_at(i, lanes));
+              });
   }
 }
 
 template <InType in, Format format>
 void Encode(const void* x, int64_t n, const float* scale, int64_t segment, bool saturate,
             uint8_t* codes) {
-  constexpr int kIndex = static_cast<int>(format);
-  const __m512 ceiling = _mm512_set1_ps(saturate ? kFormats[kIndex].max : kFirstOverflow[kIndex]);
-  if (segment == 1) {
-    EncodeRun<in, format>(x, 0, n, ceiling, codes, [scale](int64_t i, __mmask16 lanes) {
-      return _mm512_maskz_loadu_ps(lanes, scale + i);
-    });
-    return;
-  }
-  for (int64_t begin = 0; begin < n; begin += segment, ++scale) {
-    const __m512 whole_segment = _mm512_set1_ps(*scale);
-    EncodeRun<in, format>(x, begin, n - begin < segment ? n : begin + segment, ceiling, codes,
-                          [whole_segment](int64_t, __mmask16) { return whole_segment; });
-  }
+  EncodeSegments<in, format>(x, n, scale, segment, saturate, codes, [](int64_t, __mmask16) {
+    return [](__m512 magnitude) { return NearestCodes<format>(magnitude); };
+  });
+}
+
+template <InType in, Format format>
+void EncodeStochastic(const void* x, const uint32_t* bits, int64_t n, const float* scale,
+                      int64_t segment, bool saturate, uint8_t* codes) {
+  EncodeSegments<in, format>(
+      x, n, scale, segment, saturate, codes, [bits](int64_t i, __mmask16 lanes) {
+        const __m512i lane_bits = _mm512_maskz_loadu_epi32(lanes, bits + i);
+        return
+            [lane_bits](__m512 magnitude) { return StochasticCodes<format>(magnitude, lane_bits); };
+      });
 }
 
 // --- from codes ---
@@ -224,6 +280,10 @@ constexpr QuantizeRowOps kRowOps = {
                 Decode<kE4M3FN, OutType::kF16>},
                {Decode<kE5M2, OutType::kF32>, Decode<kE5M2, OutType::kBF16>,
                 Decode<kE5M2, OutType::kF16>}},
+    .encode_stochastic =
+        {{EncodeStochastic<InType::kF32, kE4M3FN>, EncodeStochastic<InType::kF32, kE5M2>},
+         {EncodeStochastic<InType::kBF16, kE4M3FN>, EncodeStochastic<InType::kBF16, kE5M2>},
+         {EncodeStochastic<InType::kF16, kE4M3FN>, EncodeStochastic<InType::kF16, kE5M2>}},
 };
 
 }  // namespace
