@@ -78,7 +78,10 @@ def _fixed(c: Contraction, s: int, residual: _Residual) -> Matrix:
 
 def _common_batch(operands: _Operands) -> Axes:
     arrays = [*operands.moving, *(x for r in operands.residuals for x in r.flat)]
-    return np.broadcast_shapes(*(x.shape[:-2] for x in arrays))
+    batches = [tuple(x.shape[:-2]) for x in arrays]
+    rank = len(batches[0])
+    batches += [(*key.shape[:-1], *(1,) * (rank - key.ndim + 1)) for key in operands.key]
+    return np.broadcast_shapes(*batches)
 
 
 def _product(c: Contraction, side: int, moving: Array, fixed: Array) -> Array:
@@ -123,6 +126,9 @@ def _gradient_impl(
 ) -> list[Array]:
     c, split, sides = contraction, _split(contraction, wrt, operands), sides_of(wrt)
     (ct,) = split.moving
+    for key in split.key:  # an example per key
+        lead = np.broadcast_shapes(key.shape[:-1], ct.shape[: key.ndim - 1])
+        ct = jnp.broadcast_to(ct, (*lead, *ct.shape[key.ndim - 1 :]))
     axes = [cotangent_axis(s) for s in sides if c.is_fp8_gradient(s)]
     copies = iter(c.quantize(ct, "gradient", axes, *split.key) if axes else ())
     gradients = []
