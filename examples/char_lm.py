@@ -33,10 +33,9 @@ class Text:
         return "".join(self.symbols[code] for code in codes)
 
     def piece_of_prose(self) -> list[int]:
-        """The first held-out CONTEXT characters without tables or code, if there are any."""
-        prose = re.search(
-            rf"[A-Z][A-Za-z ,.\n]{{{CONTEXT - 1}}}", self.decode(self.held_out.tolist())
-        )
+        """The first held-out CONTEXT characters of plain prose; they end within a sentence."""
+        pattern = rf"[A-Z][A-Za-z ,.\n]{{{CONTEXT - 3}}}[a-z] "
+        prose = re.search(pattern, self.decode(self.held_out.tolist()))
         start = prose.start() if prose else 0
         codes: list[int] = self.held_out[start : start + CONTEXT].tolist()
         return codes

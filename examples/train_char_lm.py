@@ -61,7 +61,7 @@ FULL_STEPS, WARMUP_STEPS = 500, 100
 HELD_OUT_BATCHES, HELD_OUT_BATCH = 20, 32
 LAST_STEPS = 100  # "train loss" is the mean over so many steps at the end
 MAX_GAP_PERCENT, MIN_CONTROL_GAP_PERCENT = 1.2, 20.0  # what --check holds the held-out gaps to
-SAMPLE_LENGTH, TEMPERATURE = 320, 0.5
+SAMPLE_LENGTH, TEMPERATURE = 320, 0.6
 LINES: dict[str, dict[str, Any]] = {
     BASELINE: {"color": "0.7", "linewidth": 5},
     CONTROL: {"color": "red", "linestyle": ":"},

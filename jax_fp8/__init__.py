@@ -1,8 +1,9 @@
 """FP8 matrix multiplication for JAX: real kernels, scales as operands, gradients in E5M2.
 
 >>> import jax.numpy as jnp, jax_fp8 as fp8
->>> fp8.matmul(jnp.ones((2, 3)), jnp.ones((3, 4))).tolist()[0]
-[3.0, 3.0, 3.0, 3.0]
+>>> x, w = jnp.array([[1.0, 0.3]]), jnp.array([[2.0], [1.0]])
+>>> round(float(fp8.matmul(x, w)[0, 0]), 2)  # 0.3 has become 0.2857 in FP8
+2.29
 """
 
 import importlib
@@ -25,7 +26,15 @@ from jax_fp8.einsum import einsum
 from jax_fp8.formats import E4M3FN, E5M2, Format
 from jax_fp8.lowering import register
 from jax_fp8.quantize import dequantize, quantize
-from jax_fp8.recipes import BlockScaling, Recipe, RowScaling, StaticScaling, TensorScaling
+from jax_fp8.recipes import (
+    BlockScaling,
+    MXScaling,
+    Recipe,
+    RowScaling,
+    StaticScaling,
+    TensorScaling,
+    TileScaling,
+)
 from jax_fp8.scaled import scaled_dot_general, scaled_matmul
 
 __version__ = "0.1.0"
@@ -36,11 +45,13 @@ __all__ = [
     "BlockScaling",
     "Explanation",
     "Format",
+    "MXScaling",
     "Recipe",
     "RowScaling",
     "ScaledArray",
     "StaticScaling",
     "TensorScaling",
+    "TileScaling",
     "dequantize",
     "dot_general",
     "einsum",

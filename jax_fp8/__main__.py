@@ -26,6 +26,8 @@ RECIPES: Final = {
     "tensor": recipes.TensorScaling(),
     "row": recipes.RowScaling(),
     "block": recipes.BlockScaling(),
+    "tile": recipes.TileScaling(),
+    "mx": recipes.MXScaling(),
     "static": recipes.StaticScaling(),
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import AxisType
 
@@ -56,6 +57,22 @@ def explicit_axes(x: Any) -> tuple[tuple[int, str], ...]:
         for name in names(entry)
         if types.get(name) == AxisType.Explicit
     )
+
+
+def key_data(key: Array) -> Array:
+    """uint32 data of a typed key or of a raw one."""
+    return jax.random.key_data(key) if _is_typed(key) else key
+
+
+def key_impl(key: Array) -> str:
+    """Name of a key's generator; a raw key has JAX's default one."""
+    if _is_typed(key):
+        return str(jax.random.key_impl(key))
+    return str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined,unused-ignore]
+
+
+def _is_typed(key: Array) -> bool:
+    return jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
 
 
 def zero_tangent(x: Any) -> Any:

@@ -61,6 +61,9 @@ class ScaledArray:
     `jax.tree.map`; `tile` is static. A transformation that takes away leading dims (scan over
     stacked weights, vmap) leaves `tile` as it is: it counts from the trailing dim.
 
+    NumPy's files forget FP8 dtypes. To save one, store `np.asarray(q.values).view(np.uint8)` and
+    `q.scale`, and view the bytes as `q.dtype` after loading.
+
     Attributes:
       values: FP8 array of any shape.
       scale: float32 (or float8_e8m0fnu) array of shape ceil(values.shape / tile).

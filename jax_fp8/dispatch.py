@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from jax_fp8 import _ffi, autodiff, config, gemm, lowering, recipes
+from jax_fp8 import _ffi, config, gemm, lowering, recipes
+from jax_fp8.contraction import cotangent_axis, in_memory_order, other_axis
 from jax_fp8.dot import ROLES, plan_of
-from jax_fp8.quantize import check_float_dtype
+from jax_fp8.operands import check_float_dtype
 from jax_fp8.recipes import Recipe, Role
 
 __all__ = ["Explanation", "GemmChoice", "explain"]
@@ -82,6 +83,7 @@ def explain(
       TypeError: a dtype that is not offered.
       ValueError: shapes or dimension_numbers that do not fit.
 
+    >>> import jax.numpy as jnp
     >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
     >>> [choice.name for choice in explain(x, w).gemms]
     ['forward', 'lhs gradient', 'rhs gradient']
@@ -107,11 +109,15 @@ def explain(
     ]
     choices = [_choose("forward", platform, recipe, sides[0], sides[1], out_dtype)]
     for s, name, dtype in ((0, "lhs gradient", lhs.dtype), (1, "rhs gradient", rhs.dtype)):
-        # The cotangent is (m, n) in memory; the formulas are those of autodiff.py.
+        # The cotangent is (m, n) in memory; the formulas are those of contraction.py.
         rows, contracted = (m, n) if s == 0 else (n, m)
-        g = _Operand("gradient", rows, contracted, autodiff.cotangent_axis(s))
-        pair = autodiff.in_memory_order(g, sides[1 - s].turned(), sides[s].axis)
-        choices.append(_choose(name, platform, recipe, *pair, np.dtype(dtype)))
+        g = _Operand("gradient", rows, contracted, cotangent_axis(s))
+        pair = in_memory_order(g, sides[1 - s].turned(), sides[s].axis)
+        if recipe.weight_gradient == "bfloat16" and sides[s].role == "weight":
+            sizes = f"m={pair[0].rows} n={pair[1].rows} k={pair[0].k}"
+            choices.append(GemmChoice(name, f"{sizes} bf16·bf16->f32", "XLA's dot", ()))
+        else:
+            choices.append(_choose(name, platform, recipe, *pair, np.dtype(dtype)))
     return Explanation(platform, tuple(choices))
 
 
@@ -123,7 +129,7 @@ class _Operand(NamedTuple):
 
     def turned(self) -> _Operand:
         """The same array, contracted along its other axis."""
-        return _Operand(self.role, self.k, self.rows, autodiff.other_axis(self.axis))
+        return _Operand(self.role, self.k, self.rows, other_axis(self.axis))
 
     def tile(self, recipe: Recipe) -> tuple[int, int]:
         return recipes.resolve_tile(recipe.tile(self.role), (self.rows, self.k))

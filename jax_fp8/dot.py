@@ -8,9 +8,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from jax_fp8 import _compat, autodiff, config, dimension_numbers, gemm, recipes
+from jax_fp8 import _compat, config, dimension_numbers, gemm, recipes
+from jax_fp8.autodiff import contract
+from jax_fp8.contraction import Contraction
+from jax_fp8.operands import as_float_array, check_rounding
 from jax_fp8.primitive import refuse_explicit
-from jax_fp8.quantize import as_float_array
 from jax_fp8.recipes import Recipe
 
 __all__ = ["dot_general", "matmul"]
@@ -29,6 +31,7 @@ def dot_general(
     *,
     recipe: Recipe | None = None,
     roles: tuple[str, str] = ROLES,
+    key: Array | None = None,
     out_sharding: Any = None,
 ) -> Array:
     """`jax.lax.dot_general` through an FP8 GEMM: E4M3 forward, E5M2 gradients, FP32 accumulation.
@@ -44,6 +47,7 @@ def dot_general(
       preferred_element_type: float32, bfloat16 or float16 of the result; None promotes lhs and rhs.
       recipe: formats and scale tiles; None is `BlockScaling()`.
       roles: "input" or "weight" for lhs and rhs. Two activations are ("input", "input").
+      key: `jax.random.key` for a recipe that rounds gradients stochastically, else None.
       out_sharding: must be None.
 
     Returns:
@@ -51,10 +55,11 @@ def dot_general(
 
     Raises:
       TypeError: a dtype that is not offered, FP8 operands included, or no recipe.
-      ValueError: shapes, dimension_numbers or roles that do not fit.
+      ValueError: shapes, dimension_numbers, roles or key that do not fit.
       NotImplementedError: an operand sharded over an Explicit mesh axis, or no kernel where one is
         required.
 
+    >>> import jax.numpy as jnp
     >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
     >>> dot_general(x, w, (((1,), (0,)), ((), ()))).shape
     (2, 4)
@@ -64,7 +69,7 @@ def dot_general(
     plan = plan_of(dimension_numbers, lhs, rhs, call)
     _check_precision(precision, call)
     _check_out_sharding(out_sharding, call)
-    return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, call)
+    return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, key, call)
 
 
 def matmul(
@@ -75,6 +80,7 @@ def matmul(
     roles: tuple[str, str] = ROLES,
     precision: Any = None,
     preferred_element_type: npt.DTypeLike | None = None,
+    key: Array | None = None,
     out_sharding: Any = None,
 ) -> Array:
     """`jnp.matmul` through an FP8 GEMM; see `dot_general` for arguments and errors.
@@ -86,11 +92,13 @@ def matmul(
       roles: "input" or "weight" for lhs and rhs.
       precision: as for `dot_general`.
       preferred_element_type: dtype of the result; None promotes lhs and rhs.
+      key: as for `dot_general`.
       out_sharding: must be None.
 
     Returns:
       (*batch, m, n), without m or n where that operand is a vector.
 
+    >>> import jax.numpy as jnp
     >>> matmul(jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
     (5, 2, 4)
     """
@@ -105,7 +113,7 @@ def matmul(
     lhs_k, rhs_k = lhs.ndim - 1, max(rhs.ndim - 2, 0)
     if rhs.ndim <= 2:  # lhs's batch dims are rows: one GEMM
         plan = plan_of((((lhs_k,), (rhs_k,)), ((), ())), lhs, rhs, call)
-        return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, call)
+        return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, key, call)
     left = lhs[None, :] if lhs.ndim == 1 else lhs
     rank = max(left.ndim, rhs.ndim)
     left, right = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (left, rhs))
@@ -116,7 +124,7 @@ def matmul(
         raise ValueError(
             f"{call}: batch dims of lhs {lhs.shape[:-2]} and rhs {rhs.shape[:-2]} do not broadcast"
         ) from None
-    out = _contract(left, -1, right, -2, recipe, roles, preferred_element_type, call)
+    out = _contract(left, -1, right, -2, recipe, roles, preferred_element_type, key, call)
     return out[..., 0, :] if lhs.ndim == 1 else out
 
 
@@ -127,6 +135,7 @@ def _contract_plan(
     recipe: Recipe | None,
     roles: tuple[str, str],
     preferred_element_type: npt.DTypeLike | None,
+    key: Array | None,
     call: str,
 ) -> Array:
     out = _contract(
@@ -137,6 +146,7 @@ def _contract_plan(
         recipe,
         roles,
         preferred_element_type,
+        key,
         call,
     )
     return out.reshape(plan.out_shape)
@@ -150,19 +160,25 @@ def _contract(
     recipe: Recipe | None,
     roles: tuple[str, str],
     preferred_element_type: npt.DTypeLike | None,
+    key: Array | None,
     call: str,
 ) -> Array:
     if preferred_element_type is None:
         preferred_element_type = gemm.promote(lhs.dtype, rhs.dtype)
-    contraction = autodiff.Contraction(
+    recipe = recipes.check(recipe, call)
+    key_impl, key_data = "", None
+    if check_rounding(recipe.rounding, key, call) and key is not None:
+        key_impl, key_data = _compat.key_impl(key), _compat.key_data(key)
+    contraction = Contraction(
         axes=(lhs_axis, rhs_axis),
         roles=recipes.check_roles(roles, call),
-        recipe=recipes.check(recipe, call),
+        recipe=recipe,
         out_dtype=gemm.check_out_dtype(preferred_element_type, call).name,
         execution=config.current(call=call),
+        key_impl=key_impl,
     )
     lhs, rhs = _compat.equalize_varying_axes(lhs, rhs)
-    return autodiff.contract(lhs, rhs, contraction)
+    return contract(lhs, rhs, contraction, key_data)
 
 
 def plan_of(numbers: Any, lhs: Any, rhs: Any, call: str) -> dimension_numbers.Plan:

@@ -12,8 +12,8 @@ import opt_einsum
 
 from jax_fp8.dot import dot_general
 from jax_fp8.gemm import promote
+from jax_fp8.operands import as_float_array
 from jax_fp8.primitive import refuse_explicit
-from jax_fp8.quantize import as_float_array
 from jax_fp8.recipes import OPERAND_ROLES, Recipe
 
 __all__ = ["einsum"]
@@ -28,6 +28,7 @@ def einsum(
     roles: tuple[str, ...] | None = None,
     precision: Any = None,
     preferred_element_type: npt.DTypeLike | None = None,
+    key: Array | None = None,
 ) -> Array:
     """`jnp.einsum` whose contractions are FP8 GEMMs.
 
@@ -42,6 +43,7 @@ def einsum(
       roles: "input" or "weight" for each operand. None: "input" for the first, "weight" for others.
       precision: as for `dot_general`.
       preferred_element_type: dtype of the result; None promotes the operands.
+      key: as for `dot_general`; each contraction gets a key of its own from it.
 
     Returns:
       Array of the shape that the subscripts name.
@@ -77,7 +79,8 @@ def einsum(
     if preferred_element_type is None:
         preferred_element_type = promote(*(x.dtype for x in arrays))
     terms = list(zip(inputs.split(","), arrays, roles, strict=True))
-    for step in path.contraction_list:
+    for i, step in enumerate(path.contraction_list):
+        step_key = key if key is None or i == 0 else jax.random.fold_in(key, i)
         picked = sorted(step[0])
         lhs, *others = [terms[i] for i in picked]
         terms = [term for i, term in enumerate(terms) if i not in picked]
@@ -85,7 +88,7 @@ def einsum(
             kept = set(out).union(*(term[0] for term in terms))
             if rhs is not others[-1]:
                 kept |= set().union(*(term[0] for term in others))
-            lhs = _pair(lhs, rhs, kept, recipe, precision, preferred_element_type)
+            lhs = _pair(lhs, rhs, kept, recipe, precision, preferred_element_type, step_key)
         terms.append(lhs)
     ((names, result, _),) = terms
     return result.transpose([names.index(name) for name in out])
@@ -101,6 +104,7 @@ def _pair(
     recipe: Recipe | None,
     precision: Any,
     dtype: npt.DTypeLike,
+    key: Array | None,
 ) -> Term:
     """Contracts two terms (indices, array, role) to the indices in `kept`."""
     (lhs_names, x), (rhs_names, w) = (
@@ -114,7 +118,9 @@ def _pair(
         tuple(tuple(names.index(n) for n in dims) for names in (lhs_names, rhs_names))
         for dims in (contracting, batch)
     )
-    out = dot_general(x, w, numbers, precision, dtype, recipe=recipe, roles=(lhs[2], rhs[2]))
+    out = dot_general(
+        x, w, numbers, precision, dtype, recipe=recipe, roles=(lhs[2], rhs[2]), key=key
+    )
     free = [n for names in (lhs_names, rhs_names) for n in names if n not in shared]
     return "".join([*batch, *free]), out, "input"
 

@@ -15,16 +15,30 @@ from typing import ClassVar, Final, Literal
 from jax_fp8 import formats
 from jax_fp8.formats import Format
 
-__all__ = ["BlockScaling", "Recipe", "RowScaling", "StaticScaling", "TensorScaling"]
+__all__ = [
+    "BlockScaling",
+    "MXScaling",
+    "Recipe",
+    "RowScaling",
+    "StaticScaling",
+    "TensorScaling",
+    "TileScaling",
+]
 
 Role = Literal["input", "weight", "gradient"]
 Tile = tuple[int, int]
 
+ROLES: Final[tuple[Role, ...]] = ("input", "weight", "gradient")
 #: Roles that an operand of a public call can have; "gradient" is what the derivative rule
 #: quantises.
 OPERAND_ROLES: Final = ("input", "weight")
-#: Straight-through estimators: what a quantiser does to the gradient that passes it.
-STES: Final = ("pass", "mask_saturated")
+#: Values of the options of a recipe.
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ste": ("pass", "mask_saturated"),
+    "residuals": ("fp8", "high_precision"),
+    "weight_gradient": ("fp8", "bfloat16"),
+    "rounding": ("nearest", "stochastic"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,32 +46,50 @@ class Recipe:
     """Base of all recipes. Subclasses say what one scale covers.
 
     Attributes:
-      forward_format: format of inputs and weights.
+      input_format: format of inputs.
+      weight_format: format of weights.
       gradient_format: format of gradients.
       power_of_two: round scales up to powers of two.
-      ste: "pass" hands gradients unchanged through the quantiser; "mask_saturated" makes them zero
-        where the forward pass saturated, that is where |x / scale| rounds above the largest value
-        (only a scale known beforehand can be too small).
+      ste: straight-through estimator: "pass" hands gradients unchanged through the quantiser;
+        "mask_saturated" makes them zero where the forward pass saturated, that is where
+        |x / scale| rounds above the largest value (only a scale known beforehand can be too small).
+      residuals: what the backward pass keeps of an operand: "fp8", its copy quantised along the
+        backward axis (1 byte per element), or "high_precision", the operand itself, quantised
+        again in the backward pass.
+      weight_gradient: "fp8", or "bfloat16": the gradient of a weight is a bfloat16 dot of the
+        unquantised input and cotangent, as torchao's recipe rowwise_with_gw_hp.
+      rounding: how gradients are rounded to FP8: "nearest", or "stochastic", which is unbiased and
+        needs `key=` in the call. Inputs and weights are always rounded to nearest.
     """
 
-    forward_format: Format = formats.E4M3FN
+    input_format: Format = formats.E4M3FN
+    weight_format: Format = formats.E4M3FN
     gradient_format: Format = formats.E5M2
     power_of_two: bool = False
     ste: Literal["pass", "mask_saturated"] = "pass"
+    residuals: Literal["fp8", "high_precision"] = "fp8"
+    weight_gradient: Literal["fp8", "bfloat16"] = "fp8"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
 
-    tiles: ClassVar[Mapping[str, Tile]] = {}
+    tiles: ClassVar[Mapping[Role, Tile]] = {}
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        for field in ("forward_format", "gradient_format"):
+        for role in ROLES:
+            field = f"{role}_format"
             fmt = formats.lookup(getattr(self, field), call=f"{name}: {field}")
             object.__setattr__(self, field, fmt)
-        if self.ste not in STES:
-            raise ValueError(f"{name}: ste is {self.ste!r}; it must be one of {', '.join(STES)}")
+        for option, values in OPTIONS.items():
+            given = getattr(self, option)
+            if given not in values:
+                raise ValueError(
+                    f"{name}: {option} is {given!r}; it must be one of {', '.join(values)}"
+                )
 
     def format(self, role: Role) -> Format:
         """Format of the codes of an operand with this role."""
-        return self.gradient_format if role == "gradient" else self.forward_format
+        fmt: Format = getattr(self, f"{role}_format")
+        return fmt
 
     def tile(self, role: Role) -> Tile:
         """Rows and k that one scale covers, on the matrix (rows, k); -1 is all of them."""
@@ -75,7 +107,7 @@ class TensorScaling(Recipe):
     The cheapest. Values more than 2^18 below the largest become zero in E4M3.
     """
 
-    tiles: ClassVar[Mapping[str, Tile]] = {
+    tiles: ClassVar[Mapping[Role, Tile]] = {
         "input": (-1, -1),
         "weight": (-1, -1),
         "gradient": (-1, -1),
@@ -89,7 +121,11 @@ class RowScaling(Recipe):
     Prefer it where rows (tokens) differ much in size. Operands are quantised along both axes.
     """
 
-    tiles: ClassVar[Mapping[str, Tile]] = {"input": (1, -1), "weight": (1, -1), "gradient": (1, -1)}
+    tiles: ClassVar[Mapping[Role, Tile]] = {
+        "input": (1, -1),
+        "weight": (1, -1),
+        "gradient": (1, -1),
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,11 +135,64 @@ class BlockScaling(Recipe):
     Tiles as in DeepSeek-V3 (arXiv 2412.19437), gradients in E5M2.
     """
 
-    tiles: ClassVar[Mapping[str, Tile]] = {
+    tiles: ClassVar[Mapping[Role, Tile]] = {
         "input": (1, 128),
         "weight": (128, 128),
         "gradient": (1, 128),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class TileScaling(Recipe):
+    """The same tile for every operand: `rows` × `k` on the matrix (rows, k).
+
+    Where rows differ from k, operands are quantised along both axes. A tile of many rows mixes
+    tokens of different size; see BlockScaling where that matters.
+
+    Attributes:
+      rows: rows (tokens or output columns) that one scale covers, -1 for all.
+      k: contracted elements that one scale covers, -1 for all.
+
+    >>> TileScaling(128, 32).tile("weight")
+    (128, 32)
+    """
+
+    rows: int = 128
+    k: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in (self.rows, self.k):
+            if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
+                raise ValueError(
+                    f"TileScaling: the tile is {self.rows!r} × {self.k!r}; sizes are integers >= "
+                    "1, or -1 for a whole dim"
+                )
+
+    def tile(self, role: Role) -> Tile:
+        return (self.rows, self.k)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MXScaling(Recipe):
+    """MX: 1×32 tiles along k with power-of-two scales, which an E8M0 byte holds.
+
+    Scales are rounded up, 2^ceil(log2(amax / max)), so that nothing saturates; the rule of the OCP
+    MX specification, floor(log2(amax)) - 8, saturates 12.5 % of uniform data. Scales are at least
+    2^-126."""
+
+    power_of_two: bool = True
+
+    tiles: ClassVar[Mapping[Role, Tile]] = {
+        "input": (1, 32),
+        "weight": (1, 32),
+        "gradient": (1, 32),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.power_of_two:
+            raise ValueError("MXScaling: power_of_two is False; an E8M0 scale is a power of two")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +212,7 @@ class StaticScaling(Recipe):
     weight: float = 1.0
     gradient: float = 1.0
 
-    tiles: ClassVar[Mapping[str, Tile]] = {
+    tiles: ClassVar[Mapping[Role, Tile]] = {
         "input": (-1, -1),
         "weight": (-1, -1),
         "gradient": (-1, -1),
@@ -131,7 +220,7 @@ class StaticScaling(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for role in ("input", "weight", "gradient"):
+        for role in ROLES:
             scale = getattr(self, role)
             if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
                 raise ValueError(
@@ -153,7 +242,7 @@ def check(recipe: Recipe | None, call: str) -> Recipe:
         return DEFAULT
     if isinstance(recipe, Recipe):
         return recipe
-    names = "TensorScaling(), RowScaling(), BlockScaling(), StaticScaling()"
+    names = ", ".join(f"{name}()" for name in __all__ if name != "Recipe")
     hint = " (an instance, not the class)" if isinstance(recipe, type) else ""
     raise TypeError(f"{call}: recipe is {recipe!r}; give a recipe such as {names}{hint}")
 

@@ -44,12 +44,29 @@ def compute_scale(x: Array, fmt: Format, tile: Tile, power_of_two: bool) -> Arra
     return jnp.where(amax == 0, np.float32(1), scale).astype(jnp.float32)
 
 
-def cast(x: Array, scale: Array, fmt: Format, tile: Tile, saturate: bool) -> Array:
-    """round_to_nearest_even(x / scale), saturating at the largest value where x is finite."""
+def cast(
+    x: Array, scale: Array, fmt: Format, tile: Tile, saturate: bool, bits: Array | None = None
+) -> Array:
+    """Rounds x / scale to the format, saturating at the largest value where x is finite.
+
+    To nearest even, or with `bits` (uint32 of x.shape) stochastically.
+    """
     y = x / expand_scale(scale, x.shape, tile)
+    if bits is not None:
+        y = _round_stochastically(y, fmt, bits)
     if saturate:
         y = jnp.where(jnp.isfinite(x), jnp.clip(y, -fmt.max, fmt.max), x)
     return y.astype(fmt.dtype)
+
+
+def _round_stochastically(y: Array, fmt: Format, bits: Array) -> Array:
+    """Rounds y to a neighbour in the format: up with the probability of its fraction."""
+    exponent = jnp.maximum(jnp.frexp(y)[1] - 1, int(np.log2(fmt.smallest_normal)))
+    unit = jnp.ldexp(jnp.float32(1), exponent - fmt.mantissa_bits)
+    steps = jnp.abs(y) / unit
+    lower = jnp.floor(steps)
+    up = (steps - lower) * np.float32(2.0**32) > bits.astype(jnp.float32)
+    return jnp.where(jnp.isfinite(y), jnp.sign(y) * (lower + up) * unit, y)
 
 
 def gemm(

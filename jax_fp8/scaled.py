@@ -13,8 +13,9 @@ from jax_fp8 import config, dimension_numbers, formats, gemm
 from jax_fp8.array import ScaledArray, resolve_tile, scale_shape
 from jax_fp8.config import UNSET, Unset
 from jax_fp8.dot import check_k, plan_of
+from jax_fp8.operands import check_scaled_array
 from jax_fp8.primitive import refuse_explicit
-from jax_fp8.quantize import check_scaled_array, scale_to_float32
+from jax_fp8.scaling import scale_to_float32
 
 __all__ = ["scaled_dot_general", "scaled_matmul"]
 

@@ -31,6 +31,7 @@ __all__ = [
     "sizes",
     "tile_sizes",
     "tiles",
+    "varied_numbers",
 ]
 
 Array = npt.NDArray[Any]
@@ -105,6 +106,14 @@ def random_scales(
     """Positive scales with a random mantissa and an exponent from a range, subnormals included."""
     mantissa, exponent = rng.uniform(1, 2, shape), rng.integers(*exponents, shape, endpoint=True)
     return np.asarray(np.ldexp(mantissa, exponent), np.float32)
+
+
+def varied_numbers(shape: Dims, dtype: np.dtype[Any]) -> Array:
+    """Numbers whose magnitude varies a lot from tile to tile, with zeros and non-finite ones."""
+    rng = np.random.default_rng(math.prod(shape) + len(shape))
+    x = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 6, shape))
+    x = np.where(rng.random(shape) < 0.01, rng.choice([0, np.nan, np.inf, -np.inf], shape), x)
+    return np.asarray(x).astype(dtype)
 
 
 # --- GEMMs of any dimension_numbers ---------------------------------------------------------------

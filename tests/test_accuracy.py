@@ -67,7 +67,7 @@ def test_error_of_product_and_gradients_is_that_of_the_formats(recipe: Recipe) -
 
 
 def test_error_follows_the_formats_of_the_recipe() -> None:
-    all_e5m2 = fp8.TensorScaling(forward_format=formats.E5M2)
+    all_e5m2 = fp8.TensorScaling(input_format=formats.E5M2, weight_format=formats.E5M2)
     assert all(E5M2_E5M2[0] <= error <= E5M2_E5M2[1] for error in errors_percent(all_e5m2))
     all_e4m3 = fp8.TensorScaling(gradient_format=formats.E4M3FN)
     assert all(E4M3_E4M3[0] <= error <= E4M3_E4M3[1] for error in errors_percent(all_e4m3))

@@ -10,7 +10,7 @@ import pytest
 
 import jax_fp8 as fp8
 from jax_fp8 import config, formats
-from jax_fp8.quantize import quantize_two_axes
+from jax_fp8.quantize_primitive import quantize_two_axes
 from jax_fp8.testing import oracle
 from user_reports.helpers import DTYPES, FORMATS, GEMM_ROWS, RECIPES, TILES, assert_same_bits
 

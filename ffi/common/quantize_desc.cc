@@ -26,6 +26,7 @@ std::string ToString(const QuantizeDesc& desc) {
   if (desc.scale_given) text += " scale given";
   if (desc.power_of_two) text += " power_of_two";
   if (!desc.saturate) text += " not saturating";
+  if (desc.stochastic) text += " stochastic";
   return text;
 }
 

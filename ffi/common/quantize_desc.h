@@ -1,6 +1,9 @@
 // The requests of quantisation and of its inverse. Quantisation takes a batch of matrices x (rows,
 // cols) to FP8 codes with one FP32 scale per tile; the two-axis form writes two sets of codes and
 // scales, each with its own tile.
+//
+// Codes are rounded to nearest even, or stochastically: up with the probability of the fraction of
+// an ulp that is dropped, by random bits that the caller brings, one word an entry of x.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +29,7 @@ struct QuantizeDesc {
   bool power_of_two;  // computed scales are rounded up to powers of two
   bool saturate =
       true;  // false: what rounds above the format's maximum becomes its infinity or NaN
+  bool stochastic = false;  // round by buffers.bits, not to nearest even; one output only
   QuantizeOutputDesc outputs[2];
 };
 
@@ -39,6 +43,7 @@ struct QuantizeOutput {
 struct QuantizeBuffers {
   const void* x;
   QuantizeOutput outputs[2];
+  const uint32_t* bits = nullptr;  // of x's shape, read when desc.stochastic
 };
 
 struct DequantizeDesc {

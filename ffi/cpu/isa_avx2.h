@@ -34,6 +34,9 @@ struct Avx2 {
   [[gnu::always_inline]] static Vec Broadcast(float value) { return _mm256_set1_ps(value); }
   [[gnu::always_inline]] static Vec Mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
   [[gnu::always_inline]] static Vec Max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+  [[gnu::always_inline]] static Vec Min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+  [[gnu::always_inline]] static Vec Div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+  [[gnu::always_inline]] static Vec Abs(Vec a) { return _mm256_andnot_ps(Broadcast(-0.0f), a); }
 
   // ---- whole registers of aligned scratch
 
@@ -73,6 +76,10 @@ struct Avx2 {
       if constexpr (type == InType::kF16) return _mm256_cvtph_ps(bits);
       return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
     }
+  }
+
+  [[gnu::always_inline]] static Words LoadWordsFrom(const uint32_t* array, int64_t i, Lanes lanes) {
+    return _mm256_castps_si256(LoadFrom<InType::kF32>(array, i, lanes));
   }
 
   template <OutType type>

@@ -30,6 +30,9 @@ struct Avx512 {
   [[gnu::always_inline]] static Vec Broadcast(float value) { return _mm512_set1_ps(value); }
   [[gnu::always_inline]] static Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
   [[gnu::always_inline]] static Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+  [[gnu::always_inline]] static Vec Min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+  [[gnu::always_inline]] static Vec Div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+  [[gnu::always_inline]] static Vec Abs(Vec a) { return _mm512_abs_ps(a); }
 
   // ---- whole registers of aligned scratch
 
@@ -65,6 +68,10 @@ struct Avx512 {
       if constexpr (type == InType::kF16) return _mm512_cvtph_ps(bits);
       return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
     }
+  }
+
+  [[gnu::always_inline]] static Words LoadWordsFrom(const uint32_t* array, int64_t i, Lanes lanes) {
+    return _mm512_maskz_loadu_epi32(lanes, array + i);
   }
 
   template <OutType type>

@@ -11,7 +11,7 @@ namespace jax_fp8 {
 namespace {
 
 struct QuantizeAvx2 : Avx2 {
-  static Vec Abs(Vec x) { return _mm256_andnot_ps(Broadcast(-0.0f), x); }
+  static constexpr int kInfinityBits = 0x7F800000;
 
   static Vec RaiseTo(Vec x, Vec amax) {
     constexpr float kLargestFinite = 0x1.FFFFFEp127f;
@@ -26,32 +26,65 @@ struct QuantizeAvx2 : Avx2 {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
 
-  // The steps are those of EncodeOne in quantize_scalar.cc.
+  // Rounds at the ulp of the magnitude's binade, or of the lowest one.
   template <Format format>
-  static Words EncodeLanes(Vec x, Vec scale, Vec ceiling) {
+  static Words Nearest(Vec magnitude) {
     constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
     constexpr int kDroppedBits = 23 - kInfo.mantissa_bits;
     const Words lowest_binade = _mm256_set1_epi32((kInfo.min_normal_exponent + 127) << 23);
-    const Words exponent_mask = _mm256_set1_epi32(0x7F800000);
-
-    // Divide and clip.
-    const Vec y = _mm256_div_ps(x, scale);
-    const Vec magnitude = _mm256_min_ps(Abs(y), ceiling);
-
-    // Round at the ulp of the magnitude's binade, or of the lowest one.
-    const Words exponent_bits = _mm256_and_si256(_mm256_castps_si256(magnitude), exponent_mask);
+    const Words exponent_bits =
+        _mm256_and_si256(_mm256_castps_si256(magnitude), _mm256_set1_epi32(kInfinityBits));
     const Words binade = _mm256_max_epi32(exponent_bits, lowest_binade);
     const Words rounder = _mm256_add_epi32(binade, _mm256_set1_epi32(kDroppedBits << 23));
     const Vec rounded = _mm256_add_ps(magnitude, _mm256_castsi256_ps(rounder));
     const Words multiple = _mm256_sub_epi32(_mm256_castps_si256(rounded), rounder);
     const Words exponent_code =
         _mm256_srli_epi32(_mm256_sub_epi32(binade, lowest_binade), kDroppedBits);
-    Words codes = _mm256_add_epi32(multiple, exponent_code);
+    return _mm256_add_epi32(multiple, exponent_code);
+  }
 
-    // Put the special values over the nonsense that they gave above.
-    // NOTE: infinity is decided on x: the quotient of a finite x may overflow, and must then
-    // saturate.
-    const Words is_inf = _mm256_cmpeq_epi32(_mm256_castps_si256(Abs(x)), exponent_mask);
+  template <Format format>
+  static Words Stochastic(Vec magnitude, Words bits) {
+    constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
+    const Words one = _mm256_set1_epi32(1);
+    const Words lowest_exponent = _mm256_set1_epi32(kInfo.min_normal_exponent + 127);
+
+    // Take apart.
+    const Words float_bits = _mm256_castps_si256(magnitude);
+    const Words own_exponent = _mm256_max_epi32(_mm256_srli_epi32(float_bits, 23), one);
+    const Words significand =
+        _mm256_sub_epi32(float_bits, _mm256_slli_epi32(_mm256_sub_epi32(own_exponent, one), 23));
+    const Words exponent = _mm256_max_epi32(own_exponent, lowest_exponent);
+
+    // Whole ulps, and the fraction of one in units of 2^-32.
+    // NOTE: a shift by 32 or more gives 0, and so does one by a negative count: of the two shifts
+    // that make the fraction one counts, or both agree.
+    const Words fraction_shift = _mm256_add_epi32(_mm256_sub_epi32(exponent, own_exponent),
+                                                  _mm256_set1_epi32(23 - kInfo.mantissa_bits - 32));
+    const Words whole =
+        _mm256_srlv_epi32(significand, _mm256_add_epi32(fraction_shift, _mm256_set1_epi32(32)));
+    const Words fraction = _mm256_or_si256(
+        _mm256_srlv_epi32(significand, fraction_shift),
+        _mm256_sllv_epi32(significand, _mm256_sub_epi32(_mm256_setzero_si256(), fraction_shift)));
+
+    // Round up by chance.
+    const Words exponent_code =
+        _mm256_slli_epi32(_mm256_sub_epi32(exponent, lowest_exponent), kInfo.mantissa_bits);
+    const Words codes = _mm256_add_epi32(whole, exponent_code);
+    // AVX2 compares signed words only: with the upper bit turned the order is the unsigned one.
+    const Words turn = _mm256_set1_epi32(INT32_MIN);
+    const Words goes_up =
+        _mm256_cmpgt_epi32(_mm256_xor_si256(fraction, turn), _mm256_xor_si256(bits, turn));
+    return _mm256_sub_epi32(codes, goes_up);
+  }
+
+  // NOTE: infinity is decided on x: the quotient of a finite x may overflow, and must then
+  // saturate.
+  template <Format format>
+  static Words WithSpecials(Words codes, Vec x, Vec y) {
+    constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
+    const Words is_inf =
+        _mm256_cmpeq_epi32(_mm256_castps_si256(Abs(x)), _mm256_set1_epi32(kInfinityBits));
     codes = _mm256_blendv_epi8(codes, _mm256_set1_epi32(kInfo.inf_code), is_inf);
     const Words is_nan = _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_UNORD_Q));
     codes = _mm256_blendv_epi8(codes, _mm256_set1_epi32(kInfo.nan_code), is_nan);

@@ -23,18 +23,12 @@ struct QuantizeAvx512 : Avx512 {
 
   static float MaxOfLanes(Vec x) { return _mm512_reduce_max_ps(x); }
 
-  // The steps are those of EncodeOne in quantize_scalar.cc.
+  // Rounds at the ulp of the magnitude's binade, or of the lowest one.
   template <Format format>
-  static Words EncodeLanes(Vec x, Vec scale, Vec ceiling) {
+  static Words Nearest(Vec magnitude) {
     constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
     constexpr int kDroppedBits = 23 - kInfo.mantissa_bits;
     const Words lowest_binade = _mm512_set1_epi32((kInfo.min_normal_exponent + 127) << 23);
-
-    // Divide and clip.
-    const Vec y = _mm512_div_ps(x, scale);
-    const Vec magnitude = _mm512_min_ps(_mm512_abs_ps(y), ceiling);
-
-    // Round at the ulp of the magnitude's binade, or of the lowest one.
     const Words exponent_bits =
         _mm512_and_si512(_mm512_castps_si512(magnitude), _mm512_set1_epi32(0x7F800000));
     const Words binade = _mm512_max_epi32(exponent_bits, lowest_binade);
@@ -43,11 +37,45 @@ struct QuantizeAvx512 : Avx512 {
     const Words multiple = _mm512_sub_epi32(_mm512_castps_si512(rounded), rounder);
     const Words exponent_code =
         _mm512_srli_epi32(_mm512_sub_epi32(binade, lowest_binade), kDroppedBits);
-    Words codes = _mm512_add_epi32(multiple, exponent_code);
+    return _mm512_add_epi32(multiple, exponent_code);
+  }
 
-    // Put the special values over the nonsense that they gave above.
-    // NOTE: infinity is decided on x: the quotient of a finite x may overflow, and must then
-    // saturate.
+  template <Format format>
+  static Words Stochastic(Vec magnitude, Words bits) {
+    constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
+    const Words one = _mm512_set1_epi32(1);
+    const Words lowest_exponent = _mm512_set1_epi32(kInfo.min_normal_exponent + 127);
+
+    // Take apart.
+    const Words float_bits = _mm512_castps_si512(magnitude);
+    const Words own_exponent = _mm512_max_epi32(_mm512_srli_epi32(float_bits, 23), one);
+    const Words significand =
+        _mm512_sub_epi32(float_bits, _mm512_slli_epi32(_mm512_sub_epi32(own_exponent, one), 23));
+    const Words exponent = _mm512_max_epi32(own_exponent, lowest_exponent);
+
+    // Whole ulps, and the fraction of one in units of 2^-32.
+    // NOTE: a shift by 32 or more gives 0, and so does one by a negative count: of the two shifts
+    // that make the fraction one counts, or both agree.
+    const Words fraction_shift = _mm512_add_epi32(_mm512_sub_epi32(exponent, own_exponent),
+                                                  _mm512_set1_epi32(23 - kInfo.mantissa_bits - 32));
+    const Words whole =
+        _mm512_srlv_epi32(significand, _mm512_add_epi32(fraction_shift, _mm512_set1_epi32(32)));
+    const Words fraction = _mm512_or_si512(
+        _mm512_srlv_epi32(significand, fraction_shift),
+        _mm512_sllv_epi32(significand, _mm512_sub_epi32(_mm512_setzero_si512(), fraction_shift)));
+
+    // Round up by chance.
+    const Words exponent_code =
+        _mm512_slli_epi32(_mm512_sub_epi32(exponent, lowest_exponent), kInfo.mantissa_bits);
+    const Words codes = _mm512_add_epi32(whole, exponent_code);
+    return _mm512_mask_add_epi32(codes, _mm512_cmpgt_epu32_mask(fraction, bits), codes, one);
+  }
+
+  // NOTE: infinity is decided on x: the quotient of a finite x may overflow, and must then
+  // saturate.
+  template <Format format>
+  static Words WithSpecials(Words codes, Vec x, Vec y) {
+    constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
     codes = _mm512_mask_mov_epi32(codes, _mm512_fpclass_ps_mask(x, kInfClass),
                                   _mm512_set1_epi32(kInfo.inf_code));
     codes = _mm512_mask_mov_epi32(codes, _mm512_fpclass_ps_mask(y, kNaNClass),

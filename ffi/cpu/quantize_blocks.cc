@@ -335,8 +335,18 @@ class Quantizer {
   }
 
   void EncodeRegion(const Region& region, int output) const {
-    const auto encode = ops_.encode[in_][static_cast<int>(desc_.format)];
+    const int format = static_cast<int>(desc_.format);
     const QuantizeOutput& out = buffers_.outputs[output];
+    if (desc_.stochastic) {
+      const auto encode = ops_.encode_stochastic[in_][format];
+      ForScaledRuns(x_, region, tilings_[output], out.scale,
+                    [&](int64_t entry, int64_t n, const float* scale, int64_t segment) {
+                      encode(EntryAt(entry), buffers_.bits + entry, n, scale, segment,
+                             desc_.saturate, out.values + entry);
+                    });
+      return;
+    }
+    const auto encode = ops_.encode[in_][format];
     ForScaledRuns(x_, region, tilings_[output], out.scale,
                   [&](int64_t entry, int64_t n, const float* scale, int64_t segment) {
                     encode(EntryAt(entry), n, scale, segment, desc_.saturate, out.values + entry);

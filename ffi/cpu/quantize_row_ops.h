@@ -25,14 +25,22 @@ struct QuantizeRowOps {
   // codes[i] = x[i] / scale[i / segment], divided in FP32 and rounded to nearest even.
   using Encode = void (*)(const void* x, int64_t n, const float* scale, int64_t segment,
                           bool saturate, uint8_t* codes);
+  // The same with stochastic rounding. Let y = x[i] / scale[i / segment], clipped as in Encode, and
+  // q = |y| in ulps of y's binade, or of the lowest normal one. The code is that of floor(q) ulps,
+  // and the next one up iff floor((q - floor(q)) · 2^32) > bits[i]: exact values stay, and with
+  // uniform bits all others go up with the probability of their fraction, cut to 32 bits.
+  using EncodeStochastic = void (*)(const void* x, const uint32_t* bits, int64_t n,
+                                    const float* scale, int64_t segment, bool saturate,
+                                    uint8_t* codes);
   // out[i] = codes[i] · scale[i / segment], multiplied in FP32 and rounded once to the type of out.
   using Decode = void (*)(const uint8_t* codes, int64_t n, const float* scale, int64_t segment,
                           void* out);
 
-  AmaxDown amax_down[3];      // by InType
-  AmaxAcross amax_across[3];  // by InType
-  Encode encode[3][2];        // by InType and Format
-  Decode decode[2][3];        // by Format and OutType
+  AmaxDown amax_down[3];                     // by InType
+  AmaxAcross amax_across[3];                 // by InType
+  Encode encode[3][2];                       // by InType and Format
+  Decode decode[2][3];                       // by Format and OutType
+  EncodeStochastic encode_stochastic[3][2];  // by InType and Format
 };
 
 const QuantizeRowOps* ScalarQuantizeRowOps();

@@ -56,17 +56,10 @@ void AmaxAcross(const void* x, int64_t n, int64_t segment, float* amax) {
   for (int64_t i = 0; i < n; ++i) RaiseTo(Load<in>(x, i), amax[i / segment]);
 }
 
+// The code of a magnitude <= kFirstOverflow, rounded to nearest even.
 template <Format format>
-uint8_t EncodeOne(float x, float scale, bool saturate) {
+uint8_t NearestCode(float magnitude) {
   constexpr FormatInfo kInfo = Info(format);
-  const float y = x / scale;
-  const uint8_t sign = std::bit_cast<uint32_t>(y) >> 24 & 0x80;
-  if (std::isnan(y)) return sign | kInfo.nan_code;
-  // NOTE: decided on x: the quotient of a finite x may overflow, and must then saturate.
-  if (std::isinf(x)) return sign | kInfo.inf_code;
-
-  const float ceiling = saturate ? kInfo.max : kFirstOverflow[static_cast<int>(format)];
-  const float magnitude = std::min(std::fabs(y), ceiling);
   // With 2^e the binade of the magnitude, adding 2^(e + 23 - mantissa_bits) rounds it to a multiple
   // of 2^(e - mantissa_bits): FP32 has 23 fraction bits. Subnormal codes share the lowest binade.
   constexpr uint32_t kLowestExponent = kInfo.min_normal_exponent + 127;
@@ -75,14 +68,54 @@ uint8_t EncodeOne(float x, float scale, bool saturate) {
   const uint32_t multiple =
       std::bit_cast<uint32_t>(magnitude + std::bit_cast<float>(rounder)) - rounder;
   // The multiple holds the leading 1 of a normal number, worth one exponent step.
-  return sign | (multiple + ((exponent - kLowestExponent) << kInfo.mantissa_bits));
+  return multiple + ((exponent - kLowestExponent) << kInfo.mantissa_bits);
+}
+
+// The code of a magnitude <= kFirstOverflow, rounded up where its dropped fraction exceeds `bits`.
+template <Format format>
+uint8_t StochasticCode(float magnitude, uint32_t bits) {
+  constexpr FormatInfo kInfo = Info(format);
+  constexpr uint32_t kLowestExponent = kInfo.min_normal_exponent + 127;
+  const uint32_t float_bits = std::bit_cast<uint32_t>(magnitude);
+  const uint32_t own_exponent = std::max(float_bits >> 23, 1u);  // subnormals have that of 2^-126
+  const uint64_t significand = float_bits - ((own_exponent - 1) << 23);
+  const uint32_t exponent = std::max(own_exponent, kLowestExponent);
+  // In ulps of the code, with 32 fraction bits. From 56 dropped bits on nothing is left.
+  const uint32_t dropped_bits = exponent - own_exponent + 23 - kInfo.mantissa_bits;
+  const uint64_t ulps = significand << 32 >> std::min(dropped_bits, 63u);
+  const uint32_t up = static_cast<uint32_t>(ulps) > bits;
+  return static_cast<uint32_t>(ulps >> 32) + up +
+         ((exponent - kLowestExponent) << kInfo.mantissa_bits);
+}
+
+// round(magnitude) is the code of a magnitude <= kFirstOverflow.
+template <Format format, class Round>
+uint8_t EncodeOne(float x, float scale, bool saturate, Round round) {
+  constexpr FormatInfo kInfo = Info(format);
+  const float y = x / scale;
+  const uint8_t sign = std::bit_cast<uint32_t>(y) >> 24 & 0x80;
+  if (std::isnan(y)) return sign | kInfo.nan_code;
+  // NOTE: decided on x: the quotient of a finite x may overflow, and must then saturate.
+  if (std::isinf(x)) return sign | kInfo.inf_code;
+
+  const float ceiling = saturate ? kInfo.max : kFirstOverflow[static_cast<int>(format)];
+  return sign | round(std::min(std::fabs(y), ceiling));
 }
 
 template <InType in, Format format>
 void Encode(const void* x, int64_t n, const float* scale, int64_t segment, bool saturate,
             uint8_t* codes) {
   for (int64_t i = 0; i < n; ++i) {
-    codes[i] = EncodeOne<format>(Load<in>(x, i), scale[i / segment], saturate);
+    codes[i] = EncodeOne<format>(Load<in>(x, i), scale[i / segment], saturate, NearestCode<format>);
+  }
+}
+
+template <InType in, Format format>
+void EncodeStochastic(const void* x, const uint32_t* bits, int64_t n, const float* scale,
+                      int64_t segment, bool saturate, uint8_t* codes) {
+  for (int64_t i = 0; i < n; ++i) {
+    codes[i] = EncodeOne<format>(Load<in>(x, i), scale[i / segment], saturate,
+                                 [&](float y) { return StochasticCode<format>(y, bits[i]); });
   }
 }
 
@@ -106,6 +139,10 @@ constexpr QuantizeRowOps kRowOps = {
                 Decode<kE4M3FN, OutType::kF16>},
                {Decode<kE5M2, OutType::kF32>, Decode<kE5M2, OutType::kBF16>,
                 Decode<kE5M2, OutType::kF16>}},
+    .encode_stochastic =
+        {{EncodeStochastic<InType::kF32, kE4M3FN>, EncodeStochastic<InType::kF32, kE5M2>},
+         {EncodeStochastic<InType::kBF16, kE4M3FN>, EncodeStochastic<InType::kBF16, kE5M2>},
+         {EncodeStochastic<InType::kF16, kE4M3FN>, EncodeStochastic<InType::kF16, kE5M2>}},
 };
 
 }  // namespace

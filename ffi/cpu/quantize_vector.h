@@ -2,12 +2,18 @@
 // everything here is local to that file.
 //
 // `Isa` is the trait of isa_<isa>.h with
-//   RaiseTo(x, amax)                       the larger of amax and |x|, over the lanes where x is
-//                                          finite
+//   RaiseTo(x, amax)                the larger of amax and |x|, over the lanes where x is finite
 //   MaxOfLanes(x)
-//   EncodeLanes<format>(x, scale, ceiling) a code in each 32-bit lane
-//   StoreCodes(lanes, codes)               the codes of four registers
-//   StoreCodes(lanes, codes, mask)         the codes of one
+//   Nearest<format>(magnitude)      the code of each magnitude <= kFirstOverflow, rounded to
+//   nearest
+//                                   even
+//   Stochastic<format>(magnitude, bits)  the same, rounded up where the dropped fraction exceeds
+//   bits WithSpecials<format>(codes, x, y)    infinity, NaN and the sign put over codes of y, which
+//   is
+//                                   x / scale
+//   StoreCodes(lanes, codes)        the codes of four registers
+//   StoreCodes(lanes, codes, mask)  the codes of one
+// Codes lie one in each 32-bit lane. The steps are those of quantize_scalar.cc.
 #pragma once
 
 #include <cstdint>
@@ -60,46 +66,66 @@ void AmaxAcross(const void* x, int64_t n, int64_t segment, float* amax) {
   }
 }
 
-// scale_at(i, lanes) is the scales of the entries i, i + 1, ….
-template <class Isa, InType in, Format format, class ScaleAt>
-void EncodeRun(const void* x, int64_t begin, int64_t end, typename Isa::Vec ceiling, uint8_t* codes,
-               ScaleAt scale_at) {
+// codes_at(i, lanes) is the codes of the entries i, i + 1, ….
+template <class Isa, class CodesAt>
+void EncodeRun(int64_t begin, int64_t end, uint8_t* codes, CodesAt codes_at) {
   int64_t i = begin;
   for (; i + 4 * Isa::kLanes <= end; i += 4 * Isa::kLanes) {
     typename Isa::Words lanes[4];
-    for (int v = 0; v < 4; ++v) {
-      const int64_t at = i + Isa::kLanes * v;
-      lanes[v] = Isa::template EncodeLanes<format>(
-          Isa::template LoadFrom<in>(x, at, Isa::kAllLanes), scale_at(at, Isa::kAllLanes), ceiling);
-    }
+    for (int v = 0; v < 4; ++v) lanes[v] = codes_at(i + Isa::kLanes * v, Isa::kAllLanes);
     Isa::StoreCodes(lanes, codes + i);
   }
   for (; i < end; i += Isa::kLanes) {
-    const auto mask = Isa::LanesBelow(end, i);
-    Isa::StoreCodes(Isa::template EncodeLanes<format>(Isa::template LoadFrom<in>(x, i, mask),
-                                                      scale_at(i, mask), ceiling),
-                    codes + i, mask);
+    const typename Isa::Lanes mask = Isa::LanesBelow(end, i);
+    Isa::StoreCodes(codes_at(i, mask), codes + i, mask);
+  }
+}
+
+// round_at(magnitude, i, lanes) is the codes of the magnitudes of the entries i, i + 1, ….
+template <class Isa, InType in, Format format, class RoundAt>
+void EncodeSegments(const void* x, int64_t n, const float* scale, int64_t segment, bool saturate,
+                    uint8_t* codes, RoundAt round_at) {
+  using Vec = typename Isa::Vec;
+  using Lanes = typename Isa::Lanes;
+  constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
+  const Vec ceiling =
+      Isa::Broadcast(saturate ? kInfo.max : kFirstOverflow[static_cast<int>(format)]);
+  auto codes_at = [=](int64_t i, Lanes lanes, Vec scales) {
+    const Vec entries = Isa::template LoadFrom<in>(x, i, lanes);
+    const Vec y = Isa::Div(entries, scales);
+    const auto magnitude_codes = round_at(Isa::Min(Isa::Abs(y), ceiling), i, lanes);
+    return Isa::template WithSpecials<format>(magnitude_codes, entries, y);
+  };
+  if (segment == 1) {
+    EncodeRun<Isa>(0, n, codes, [=](int64_t i, Lanes lanes) {
+      return codes_at(i, lanes, Isa::template LoadFrom<InType::kF32>(scale, i, lanes));
+    });
+    return;
+  }
+  for (int64_t begin = 0; begin < n; begin += segment, ++scale) {
+    const Vec whole_segment = Isa::Broadcast(*scale);
+    EncodeRun<Isa>(begin, n - begin < segment ? n : begin + segment, codes,
+                   [=](int64_t i, Lanes lanes) { return codes_at(i, lanes, whole_segment); });
   }
 }
 
 template <class Isa, InType in, Format format>
 void Encode(const void* x, int64_t n, const float* scale, int64_t segment, bool saturate,
             uint8_t* codes) {
-  using Lanes = typename Isa::Lanes;
-  constexpr FormatInfo kInfo = kFormats[static_cast<int>(format)];
-  const auto ceiling =
-      Isa::Broadcast(saturate ? kInfo.max : kFirstOverflow[static_cast<int>(format)]);
-  if (segment == 1) {
-    EncodeRun<Isa, in, format>(x, 0, n, ceiling, codes, [scale](int64_t i, Lanes lanes) {
-      return Isa::template LoadFrom<InType::kF32>(scale, i, lanes);
-    });
-    return;
-  }
-  for (int64_t begin = 0; begin < n; begin += segment, ++scale) {
-    const auto whole_segment = Isa::Broadcast(*scale);
-    EncodeRun<Isa, in, format>(x, begin, n - begin < segment ? n : begin + segment, ceiling, codes,
-                               [whole_segment](int64_t, Lanes) { return whole_segment; });
-  }
+  EncodeSegments<Isa, in, format>(x, n, scale, segment, saturate, codes,
+                                  [](typename Isa::Vec magnitude, int64_t, typename Isa::Lanes) {
+                                    return Isa::template Nearest<format>(magnitude);
+                                  });
+}
+
+template <class Isa, InType in, Format format>
+void EncodeStochastic(const void* x, const uint32_t* bits, int64_t n, const float* scale,
+                      int64_t segment, bool saturate, uint8_t* codes) {
+  EncodeSegments<Isa, in, format>(
+      x, n, scale, segment, saturate, codes,
+      [bits](typename Isa::Vec magnitude, int64_t i, typename Isa::Lanes lanes) {
+        return Isa::template Stochastic<format>(magnitude, Isa::LoadWordsFrom(bits, i, lanes));
+      });
 }
 
 template <class Isa, Format format, OutType out_type>
@@ -137,6 +163,10 @@ constexpr QuantizeRowOps MakeRowOps() {
                   Decode<Isa, kE4M3FN, OutType::kF16>},
                  {Decode<Isa, kE5M2, OutType::kF32>, Decode<Isa, kE5M2, OutType::kBF16>,
                   Decode<Isa, kE5M2, OutType::kF16>}},
+      .encode_stochastic =
+          {{EncodeStochastic<Isa, kF32, kE4M3FN>, EncodeStochastic<Isa, kF32, kE5M2>},
+           {EncodeStochastic<Isa, kBF16, kE4M3FN>, EncodeStochastic<Isa, kBF16, kE5M2>},
+           {EncodeStochastic<Isa, kF16, kE4M3FN>, EncodeStochastic<Isa, kF16, kE5M2>}},
   };
 }
 

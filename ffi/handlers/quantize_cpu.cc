@@ -76,15 +76,26 @@ std::string ReadScaled(const ScaledArgs& args, const NamedBuffer& real, Format* 
 
 struct QuantizeOptions {
   bool scale_given = false, power_of_two = false, saturate = true;
+  std::optional<NamedBuffer> bits = std::nullopt;  // given: stochastic rounding by them
 };
 
+// Returns what is wrong with the bits that x is rounded by, or "".
+std::string CheckBits(const NamedBuffer& bits, const NamedBuffer& x) {
+  const Dims dims = x.dims(), bits_dims = bits.dims();
+  if (bits.buffer.element_type() != ffi::DataType::U32) return bits.name + " must be uint32";
+  if (!std::equal(dims.begin(), dims.end(), bits_dims.begin(), bits_dims.end())) {
+    return bits.Shape() + " must have the shape of " + x.Shape();
+  }
+  return "";
+}
+
 ffi::Error CheckAndQuantize(const char* call, ffi::ThreadPool& pool, const NamedBuffer& x,
-                            std::span<const ScaledArgs> outputs, QuantizeOptions options,
+                            std::span<const ScaledArgs> outputs, const QuantizeOptions& options,
                             std::string_view kernel) {
   const std::optional<int> in = RealTypeIndex(x.buffer.element_type());
   if (!in) return Invalid(call, x.name + " must be float32, bfloat16 or float16");
   QuantizeDesc desc{};
-  QuantizeBuffers buffers{.x = x.buffer.untyped_data(), .outputs = {}};
+  QuantizeBuffers buffers{.x = x.buffer.untyped_data(), .outputs = {}, .bits = nullptr};
   for (size_t i = 0; i < outputs.size(); ++i) {
     Format format;
     const std::string error =
@@ -106,6 +117,12 @@ ffi::Error CheckAndQuantize(const char* call, ffi::ThreadPool& pool, const Named
   desc.scale_given = options.scale_given;
   desc.power_of_two = options.power_of_two;
   desc.saturate = options.saturate;
+  if (options.bits) {
+    const std::string error = CheckBits(*options.bits, x);
+    if (!error.empty()) return Invalid(call, error);
+    desc.stochastic = true;
+    buffers.bits = static_cast<const uint32_t*>(options.bits->buffer.untyped_data());
+  }
 
   std::string reasons;
   const QuantizeKernel* row = Pick(QuantizeKernels(), desc, kernel, &reasons);
@@ -139,6 +156,24 @@ ffi::Error QuantizeWithScale(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuf
   const ScaledArgs outputs[] = {{{"values", *values}, {"scale", scale}, tile}};
   return CheckAndQuantize("quantize_with_scale", pool, {"x", x}, outputs,
                           {.scale_given = true, .saturate = saturate}, kernel);
+}
+
+ffi::Error QuantizeStochastic(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer bits,
+                              ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> scale,
+                              Tile tile, bool power_of_two, std::string_view kernel) {
+  const ScaledArgs outputs[] = {{{"values", *values}, {"scale", *scale}, tile}};
+  return CheckAndQuantize("quantize_stochastic", pool, {"x", x}, outputs,
+                          {.power_of_two = power_of_two, .bits = NamedBuffer{"bits", bits}},
+                          kernel);
+}
+
+ffi::Error QuantizeStochasticWithScale(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale,
+                                       ffi::AnyBuffer bits, ffi::Result<ffi::AnyBuffer> values,
+                                       Tile tile, bool saturate, std::string_view kernel) {
+  const ScaledArgs outputs[] = {{{"values", *values}, {"scale", scale}, tile}};
+  return CheckAndQuantize(
+      "quantize_stochastic_with_scale", pool, {"x", x}, outputs,
+      {.scale_given = true, .saturate = saturate, .bits = NamedBuffer{"bits", bits}}, kernel);
 }
 
 ffi::Error Dequantize(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer scale,
@@ -200,6 +235,28 @@ XLA_FFI_DEFINE_HANDLER(kQuantizeWithScale, QuantizeWithScale,
                            .Attr<bool>("saturate")
                            .Attr<std::string_view>("kernel"));
 
+XLA_FFI_DEFINE_HANDLER(kQuantizeStochastic, QuantizeStochastic,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // bits
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Ret<ffi::AnyBuffer>()  // scale
+                           .Attr<Tile>("tile")
+                           .Attr<bool>("power_of_two")
+                           .Attr<std::string_view>("kernel"));
+
+XLA_FFI_DEFINE_HANDLER(kQuantizeStochasticWithScale, QuantizeStochasticWithScale,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Arg<ffi::AnyBuffer>()  // bits
+                           .Ret<ffi::AnyBuffer>()  // values
+                           .Attr<Tile>("tile")
+                           .Attr<bool>("saturate")
+                           .Attr<std::string_view>("kernel"));
+
 XLA_FFI_DEFINE_HANDLER(kDequantize, Dequantize,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -216,6 +273,9 @@ std::vector<Registration> QuantizeRegistrations() {
       {"jax_fp8.quantize.v1", "cpu", reinterpret_cast<void*>(kQuantize)},
       {"jax_fp8.quantize_two_axes.v1", "cpu", reinterpret_cast<void*>(kQuantizeTwoAxes)},
       {"jax_fp8.quantize_with_scale.v1", "cpu", reinterpret_cast<void*>(kQuantizeWithScale)},
+      {"jax_fp8.quantize_stochastic.v1", "cpu", reinterpret_cast<void*>(kQuantizeStochastic)},
+      {"jax_fp8.quantize_stochastic_with_scale.v1", "cpu",
+       reinterpret_cast<void*>(kQuantizeStochasticWithScale)},
       {"jax_fp8.dequantize.v1", "cpu", reinterpret_cast<void*>(kDequantize)},
   };
 }

@@ -28,7 +28,9 @@ class DotGeneral(nn.Module):
     >>> layer.apply(variables, jnp.ones((2, 3))).shape
     (2, 4)
 
-    With another recipe: `dot_general_cls=functools.partial(DotGeneral, recipe=RowScaling())`.
+    With another recipe: `dot_general_cls=functools.partial(DotGeneral, recipe=RowScaling())`. A
+    recipe that rounds stochastically takes its keys from the stream "stochastic_rounding":
+    `module.apply(variables, x, rngs={"stochastic_rounding": key})`.
     """
 
     recipe: Recipe | None = None
@@ -46,6 +48,7 @@ class DotGeneral(nn.Module):
         out_sharding: Any = None,
     ) -> jax.Array:
         """See `jax_fp8.dot_general`."""
+        stochastic = self.recipe is not None and self.recipe.rounding == "stochastic"
         return dot_general(
             lhs,
             rhs,
@@ -54,5 +57,6 @@ class DotGeneral(nn.Module):
             preferred_element_type,
             recipe=self.recipe,
             roles=self.roles,
+            key=self.make_rng("stochastic_rounding") if stochastic else None,
             out_sharding=out_sharding,
         )

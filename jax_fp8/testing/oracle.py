@@ -37,6 +37,7 @@ _DTYPES: Final[dict[str, npt.DTypeLike]] = {
 _MAX: Final = {"e4m3fn": 448.0, "e5m2": 57344.0}
 #: Mantissa bits and exponent of the smallest normal number.
 _NARROW_OUTPUTS: Final = {"bfloat16": (7, -126), "float16": (10, -14)}
+_FP8_LATTICES: Final = {"e4m3fn": (3, -6), "e5m2": (2, -14)}
 _SMALLEST_SCALE: Final = np.float32(2.0**-126)
 
 
@@ -48,6 +49,7 @@ def quantize_np(
     scale: npt.ArrayLike | None = None,
     power_of_two: bool = False,
     saturate: bool = True,
+    bits: npt.ArrayLike | None = None,
 ) -> tuple[Array, Float32]:
     """Quantises by lines 3 and 4 of the numbers contract.
 
@@ -59,6 +61,9 @@ def quantize_np(
       scale: float32 of shape ceil(x.shape / tile) to divide by, instead of the one from amax.
       power_of_two: round computed scales up to powers of two.
       saturate: False leaves what rounds above the largest value to the cast: NaN or infinity.
+      bits: uint32 of x.shape, which turns rounding to nearest even into stochastic rounding: away
+        from zero where the dropped fraction of an ulp, in units of 2^-32 and cut to an integer,
+        exceeds the bits.
 
     Returns:
       FP8 values of x.shape, and float32 scale of shape ceil(x.shape / tile).
@@ -66,6 +71,13 @@ def quantize_np(
     >>> values, scale = quantize_np(np.float32([[1.0, -896.0]]), "e4m3fn", (1, 2))
     >>> values.astype(np.float32).tolist(), scale.tolist()
     ([[0.5, -448.0]], [[2.0]])
+
+    9.25 lies a quarter of an ulp above 9:
+
+    >>> x, bits = np.full((1, 2), 9.25, np.float32), np.uint32([[2**30 - 1, 2**30]])
+    >>> values, _ = quantize_np(x, "e4m3fn", (1, 2), scale=[[1.0]], bits=bits)
+    >>> values.astype(np.float32).tolist()
+    [[10.0, 9.0]]
     """
     x = np.asarray(x).astype(np.float32)
     sizes = _full_tile(tile, x.shape)
@@ -77,6 +89,8 @@ def quantize_np(
         if saturate:
             # Infinity is decided on x: the quotient of a finite x may overflow, and must saturate.
             y = np.where(np.isfinite(x), np.clip(y, -_MAX[fmt], _MAX[fmt]), y)
+        if bits is not None:
+            y = _round_stochastically(y, fmt, np.asarray(bits, np.uint32))
         return y.astype(np.float32).astype(_DTYPES[fmt]), scale
 
 
@@ -312,6 +326,18 @@ def _scale_of(amax: Float32, fmt: str, power_of_two: bool) -> Float32:
         scale = amax / np.float32(_MAX[fmt])
     scale = np.maximum(scale, _SMALLEST_SCALE)
     return np.where(amax == 0, np.float32(1), scale)
+
+
+def _round_stochastically(y: Array, fmt: str, bits: Array) -> Float64:
+    """Finite y to a neighbour on the format's lattice, which goes on above its largest value."""
+    mantissa_bits, lowest_exponent = _FP8_LATTICES[fmt]
+    magnitude = np.where(np.isfinite(y), np.abs(y), 0).astype(np.float64)
+    _, exponent = np.frexp(magnitude)  # magnitude < 2^exponent
+    ulp_exponent = np.maximum(exponent - 1, lowest_exponent) - mantissa_bits
+    ulps = np.ldexp(magnitude, -ulp_exponent)
+    whole = np.floor(ulps)
+    up = np.floor(np.ldexp(ulps - whole, 32)) > bits
+    return np.where(np.isfinite(y), np.copysign(np.ldexp(whole + up, ulp_exponent), y), y)
 
 
 def _pieces(k: int, lhs_tile_k: int, rhs_tile_k: int) -> list[tuple[int, int]]:

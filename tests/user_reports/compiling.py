@@ -106,7 +106,7 @@ def what_works_is_a_list():
         for got, want in ((mapped, y), (scanned, y), (halved, y[:2])):
             assert_same_bits(got, want)
         for recipe in RECIPES:
-            recipe = type(recipe)(forward_format=fmt)
+            recipe = type(recipe)(input_format=fmt, weight_format=fmt)
             y = fp8.einsum("bld,df->blf", x, w, recipe=recipe)
             assert_same_bits(fp8.matmul(x, w, recipe=recipe), y)
     for refused in (jnp.int8, jnp.uint8, jnp.bool_, jnp.complex64):

@@ -163,7 +163,7 @@ def fnuz_is_refused_by_name():
             lambda raw=raw, ocp=ocp: fp8.scaled_matmul(raw, ocp, one, one),
             lambda raw=raw, ocp=ocp: jax.jit(fp8.scaled_matmul)(ocp, raw, one, one),
             lambda raw=raw: fp8.matmul(raw, x),
-            lambda dtype=dtype: fp8.TensorScaling(forward_format=dtype),
+            lambda dtype=dtype: fp8.TensorScaling(input_format=dtype),
         ):
             with pytest.raises(TypeError, match=f"{name} is an FNUZ format.*convert the values"):
                 refused()

@@ -1,0 +1,132 @@
+"""Same bits on every row, run after run, for any number of threads, place in a batch and split."""
+
+import functools
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jax_fp8 as fp8
+from checks import assert_gemm_close, assert_same_bits
+from jax_fp8.testing import oracle
+from rows import runnable_rows
+from strategies import canonical, matmul_arguments
+
+NAMES = ("lhs", "rhs", "lhs_scale", "rhs_scale")
+ROWS = runnable_rows("gemm")
+
+
+@pytest.fixture(scope="module")
+def large() -> dict[str, Any]:
+    """Large enough that threads share it, ragged everywhere."""
+    return matmul_arguments(2, 277, 531, 700, (1, 128), (128, 100))
+
+
+@pytest.mark.parametrize("layouts", list(itertools.product((0, 1), repeat=2)), ids=str)
+def test_all_rows_have_the_same_bits(large: dict[str, Any], layouts: tuple[int, int]) -> None:
+    lhs = fp8.ScaledArray(large["lhs"], large["lhs_scale"], large["lhs_tile"])
+    rhs = fp8.ScaledArray(large["rhs"], large["rhs_scale"], large["rhs_tile"])
+    if layouts[0] == 0:
+        lhs = transposed(lhs)
+    if layouts[1] == 1:
+        rhs = transposed(rhs)
+    contracting = ((layouts[0],), (layouts[1],))
+    results = []
+    for row in ROWS:
+        with fp8.force_kernel(row):
+            results.append(fp8.scaled_dot_general(lhs, rhs, (contracting, ((), ()))))
+    for result in results:
+        assert_same_bits(result, results[0])
+    assert_gemm_close(
+        results[0], oracle.gemm_np(*canonical(large)), oracle.gemm_bound_np(*canonical(large))
+    )
+
+
+def transposed(q: fp8.ScaledArray) -> fp8.ScaledArray:
+    values, scale = (np.ascontiguousarray(np.swapaxes(x, 0, 1)) for x in (q.values, q.scale))
+    return fp8.ScaledArray(values, scale, q.tile[::-1])
+
+
+def test_runs_and_jit_have_the_same_bits(large: dict[str, Any], kernel_row: str) -> None:
+    tiles = {name: large[name] for name in ("lhs_tile", "rhs_tile")}
+    arrays = {name: array for name, array in large.items() if name not in tiles}
+    with fp8.force_kernel(kernel_row):
+        first = fp8.scaled_matmul(**large)
+        for _ in range(4):
+            assert_same_bits(fp8.scaled_matmul(**large), first)
+        jitted = jax.jit(functools.partial(fp8.scaled_matmul, **tiles))
+        assert_same_bits(jitted(**arrays), first)
+
+
+def digest_of_results() -> str:
+    """Of products and quantised arrays large enough for several threads, on every row."""
+    digest = hashlib.sha256()
+    x = np.random.default_rng(0).standard_normal((500, 600)).astype(np.float32)
+    for operation in ("gemm", "quantize"):
+        for row in runnable_rows(operation):
+            with fp8.force_kernel(row):
+                arguments = matmul_arguments(0, 277, 531, 300, (1, 128), (128, 100))
+                digest.update(np.asarray(fp8.scaled_matmul(**arguments)).tobytes())
+                for tile in (None, (1, 128), (128, 128), (-1, 1)):
+                    for leaf in jax.tree.leaves(fp8.quantize(x, "e4m3", tile)):
+                        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def test_number_of_threads_changes_no_bit() -> None:
+    def run(num_threads: int) -> str:
+        # XLA's pool has as many threads as the larger of PJRT_NPROC and the number of devices.
+        environment = os.environ | {
+            "PJRT_NPROC": str(num_threads),
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        script = "import test_determinism; print(test_determinism.digest_of_results())"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=os.path.dirname(__file__),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    digests = {num_threads: run(num_threads) for num_threads in (1, 2, 7)}
+    assert set(digests.values()) == {digest_of_results()}, digests
+
+
+def test_place_in_the_batch_changes_no_bit(kernel_row: str) -> None:
+    example = matmul_arguments(3, 50, 70, 200, (1, 128), (128, 64))
+    batch = matmul_arguments(4, 50, 70, 200, (1, 128), (128, 64), batch=(3, 4))
+    for name in NAMES:
+        batch[name][0, 1] = batch[name][2, 3] = example[name]
+    with fp8.force_kernel(kernel_row):
+        alone = fp8.scaled_matmul(**example)
+        together = np.asarray(fp8.scaled_matmul(**batch))
+    assert_same_bits(together[0, 1], alone)
+    assert_same_bits(together[2, 3], alone)
+
+
+def test_split_of_m_and_n_changes_no_bit(large: dict[str, Any], kernel_row: str) -> None:
+    tiles = {"lhs_tile": large["lhs_tile"], "rhs_tile": large["rhs_tile"]}
+    lhs, lhs_scale = large["lhs"], large["lhs_scale"]
+    rhs, rhs_scale = large["rhs"], large["rhs_scale"]
+    with fp8.force_kernel(kernel_row):
+        whole = np.asarray(fp8.scaled_matmul(**large))
+        for m in (1, 11, 12, 100, 276):
+            top = fp8.scaled_matmul(lhs[:m], rhs, lhs_scale[:m], rhs_scale, **tiles)
+            bottom = fp8.scaled_matmul(lhs[m:], rhs, lhs_scale[m:], rhs_scale, **tiles)
+            assert_same_bits(np.concatenate([top, bottom]), whole)
+        for n in (100, 300, 500):  # edges of the column tiles
+            at = n // 100
+            left = fp8.scaled_matmul(lhs, rhs[:, :n], lhs_scale, rhs_scale[:, :at], **tiles)
+            right = fp8.scaled_matmul(lhs, rhs[:, n:], lhs_scale, rhs_scale[:, at:], **tiles)
+            assert_same_bits(np.concatenate([left, right], axis=1), whole)
