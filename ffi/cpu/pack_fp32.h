@@ -17,7 +17,7 @@
 namespace jax_fp8 {
 namespace {
 
-inline constexpr int kDecoded = 16;  // codes decoded at a time
+constexpr int kDecoded = 16;  // codes decoded at a time
 static_assert(kMaxPackedCols % kDecoded == 0);
 
 // Codes in memory: lines of consecutive codes.
@@ -26,6 +26,13 @@ struct CodeLines {
   int64_t leading_stride;
   int num_lines, num_codes;  // codes of a line
 };
+
+// Lines may be pages apart, where hardware does not prefetch: software does, so many lines ahead.
+constexpr int kLinesAhead = 16;
+
+[[gnu::always_inline]] inline void PrefetchLine(const uint8_t* codes) {
+  _mm_prefetch(reinterpret_cast<const char*>(codes), _MM_HINT_T0);
+}
 
 // The values of 16 codes to aligned memory.
 template <class Isa, Format format>
@@ -43,6 +50,7 @@ template <class Isa, Format format>
   for (int line = 0; line < source.num_lines; ++line) {
     const uint8_t* codes = source.codes + line * source.leading_stride;
     for (int j = 0; j < source.num_codes; j += kDecoded) {
+      if (j % 64 == 0) PrefetchLine(codes + j + kLinesAhead * source.leading_stride);
       DecodeTo<Isa, format>(Isa::LoadCodes(codes + j, source.num_codes - j),
                             words + line * stride + j);
     }
@@ -85,9 +93,7 @@ class StagedLines {
     if (num_lines < kLines || num_codes < kCodes) std::memset(bytes_, 0, sizeof(bytes_));
     for (int line = 0; line < kLines && line < num_lines; ++line) {
       const uint8_t* from = codes + line * leading_stride;
-      // Lines may be pages apart, where hardware does not prefetch. Farther ahead, they are evicted
-      // before their use.
-      _mm_prefetch(reinterpret_cast<const char*>(from + 128), _MM_HINT_T0);
+      PrefetchLine(from + kLines * leading_stride);
       if (num_codes >= kCodes) {
         for (int half = 0; half < kCodes; half += 32) {
           _mm256_store_si256(reinterpret_cast<__m256i*>(bytes_[line] + half),
@@ -172,8 +178,7 @@ void PackRhsAs(const PackSource& source, uint32_t* packed) {
   }
   for (int k = 0; k < num_k; ++k) {
     const uint8_t* codes = source.values + k * source.leading_stride;
-    // Rows may be pages apart, where hardware does not prefetch.
-    _mm_prefetch(reinterpret_cast<const char*>(codes + 8 * source.leading_stride), _MM_HINT_T0);
+    PrefetchLine(codes + kLinesAhead * source.leading_stride);
     for (int panel = 0, first = 0; first < source.num_rows; ++panel, first += kCols) {
 #pragma GCC unroll 2
       for (int col = 0; col < kCols; col += kDecoded) {
