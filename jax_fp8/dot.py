@@ -68,7 +68,7 @@ def dot_general(
     lhs, rhs = _operands(lhs, rhs, call)
     plan = plan_of(dimension_numbers, lhs, rhs, call)
     _check_precision(precision, call)
-    _check_out_sharding(out_sharding, call)
+    check_out_sharding(out_sharding, call)
     return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, key, call)
 
 
@@ -105,7 +105,7 @@ def matmul(
     call = "matmul"
     lhs, rhs = _operands(lhs, rhs, call)
     _check_precision(precision, call)
-    _check_out_sharding(out_sharding, call)
+    check_out_sharding(out_sharding, call)
     if lhs.ndim == 0 or rhs.ndim == 0:
         raise ValueError(
             f"{call}: lhs has shape {lhs.shape} and rhs {rhs.shape}; scalars have no k"
@@ -215,7 +215,7 @@ def _check_precision(precision: Any, call: str) -> None:
         )
 
 
-def _check_out_sharding(out_sharding: Any, call: str) -> None:
+def check_out_sharding(out_sharding: Any, call: str) -> None:
     if out_sharding is not None:
         raise NotImplementedError(
             f"{call}: out_sharding is {out_sharding!r}; the partitioning rules do not exist yet: "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy.typing as npt
 import opt_einsum
 
-from jax_fp8.dot import dot_general
+from jax_fp8.dot import check_out_sharding, dot_general
 from jax_fp8.gemm import promote
 from jax_fp8.operands import as_float_array
 from jax_fp8.primitive import refuse_explicit
@@ -29,6 +29,7 @@ def einsum(
     precision: Any = None,
     preferred_element_type: npt.DTypeLike | None = None,
     key: Array | None = None,
+    out_sharding: Any = None,
 ) -> Array:
     """`jnp.einsum` whose contractions are FP8 GEMMs.
 
@@ -44,6 +45,7 @@ def einsum(
       precision: as for `dot_general`.
       preferred_element_type: dtype of the result; None promotes the operands.
       key: as for `dot_general`; each contraction gets a key of its own from it.
+      out_sharding: must be None.
 
     Returns:
       Array of the shape that the subscripts name.
@@ -51,10 +53,12 @@ def einsum(
     Raises:
       TypeError: a dtype that is not offered.
       ValueError: subscripts, shapes or roles that do not fit.
+      NotImplementedError: as for `dot_general`.
 
     >>> einsum("bld,df->blf", jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
     (2, 3, 5)
     """
+    check_out_sharding(out_sharding, "einsum")
     arrays = [as_float_array(x, "einsum", f"operand {i}") for i, x in enumerate(operands)]
     for i, x in enumerate(arrays):
         refuse_explicit(x, "einsum", f"operand {i}")

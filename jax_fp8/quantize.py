@@ -175,13 +175,14 @@ def _canonical_tiles(x: Array, tile: tuple[int, ...]) -> tuple[Any, Tile, Any]:
       canonical array, in row-major order, are those of x.
     """
     shape = x.shape
+    tile = tuple(min(size, max(dim, 1)) for size, dim in zip(tile, shape, strict=True))
     first = next((i for i, size in enumerate(tile) if size != 1), len(tile))
     first = min(first, max(len(shape) - 1, 0))
     dims, sizes = list(shape[first:]), list(tile[first:])
     while len(dims) > 2 and sizes[-1] >= dims[-1]:  # whole trailing dims join the one before
         last = dims.pop()
         sizes.pop()
-        sizes[-1] = min(sizes[-1], max(dims[-1], 1)) * max(last, 1)
+        sizes[-1] *= max(last, 1)
         dims[-1] *= last
     lead = math.prod(shape[:first])
     if len(dims) <= 2:

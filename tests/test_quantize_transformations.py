@@ -111,3 +111,11 @@ def test_scaled_array_passes_through_jit_scan_and_tree_map() -> None:
     assert_same_bits(same.dequantize(), real[::-1])
     assert_same_scaled_array(jax.jit(lambda q: q)(q), q)
     assert len(jax.tree.leaves(q)) == 2
+
+
+def test_a_tile_larger_than_its_dim_costs_nothing():
+    x = np.ones((4, 5, 6), np.float32)
+    for huge in (1000, 10**9, 2**63):
+        q = fp8.quantize(x, "e4m3", (2, huge, 2))
+        assert q.scale.shape == (2, 1, 3)
+        assert_same_bits(q.values, fp8.quantize(x, "e4m3", (2, 5, 2)).values)

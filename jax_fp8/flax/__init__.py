@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-__all__ = ["linen"]
+__all__ = ["linen", "nnx"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 
-from jax_fp8.dot import ROLES, dot_general
+from jax_fp8.dot import ROLES
+from jax_fp8.flax import common
 from jax_fp8.recipes import Recipe
 
 __all__ = ["DotGeneral"]
@@ -36,27 +35,8 @@ class DotGeneral(nn.Module):
     recipe: Recipe | None = None
     roles: tuple[str, str] = ROLES
 
-    @nn.compact
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        *,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """See `jax_fp8.dot_general`."""
-        stochastic = self.recipe is not None and self.recipe.rounding == "stochastic"
-        return dot_general(
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision,
-            preferred_element_type,
-            recipe=self.recipe,
-            roles=self.roles,
-            key=self.make_rng("stochastic_rounding") if stochastic else None,
-            out_sharding=out_sharding,
-        )
+    __call__ = common.dot_general
+
+    def rounding_key(self) -> jax.Array:
+        """A new key of the stream, for a recipe that rounds stochastically."""
+        return self.make_rng("stochastic_rounding")

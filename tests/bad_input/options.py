@@ -12,7 +12,7 @@ OPTIONS = {
         with_options(fp8.matmul, recipe="block"),
         (X, W),
         TypeError,
-        ("matmul: recipe is 'block'", "TensorScaling(), RowScaling(), BlockScaling()"),
+        ("matmul: recipe is 'block'", "BlockScaling(), MXScaling(), RowScaling()"),
     ),
     "recipe's class": Bad(
         with_options(fp8.matmul, recipe=fp8.RowScaling),

@@ -1,0 +1,95 @@
+"""Every example of a minute or less runs, in a short form, and its table says what it should."""
+
+from __future__ import annotations
+
+import pathlib
+import runpy
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs an example as a script; returns what it printed."""
+
+    def run_script(name: str, *arguments: str) -> str:
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
+
+
+def rows_of(output: str) -> dict[str, list[float]]:
+    """The body of a table: first column to the numbers of the columns with "%" or a decimal."""
+    lines = [line for line in output.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    return {
+        name: [float(cell.split()[0]) for cell in rest if "×" not in cell] for name, *rest in cells
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "baseline", "recipes"),
+    [
+        ("flax_dense.py", "f32", ["block", "row", "tensor", "mx", "unscaled"]),
+        ("nnx_linear.py", "f32", ["FP8", "FP8, a scale per row"]),
+    ],
+)
+def test_digits_are_learnt_in_fp8_about_as_well_as_in_f32(run, name, baseline, recipes) -> None:
+    pytest.importorskip("sklearn", reason="data from scikit-learn, of the extra test")
+    rows = rows_of(run(name, "--epochs", "4"))
+    assert list(rows) == [baseline, *recipes]
+    loss, accuracy, _ = rows[baseline]
+    assert accuracy > 88
+    for recipe in recipes:
+        own_loss, own_accuracy, _ = rows[recipe]
+        assert own_loss != loss
+        if recipe != "unscaled":
+            assert own_loss == pytest.approx(loss, rel=0.15)
+            assert own_accuracy == pytest.approx(accuracy, abs=3)
+
+
+def test_custom_recipe_orders_recipes_by_what_shares_a_scale_with_outliers(run) -> None:
+    rows = rows_of(run("custom_recipe.py", "--size", "512"))
+    flushed, x_error, product, dx, dw = range(5)
+    names = ["TensorScaling", "RowScaling", "BlockScaling", "SmallBlocks", "SmallBlocks, 16"]
+    assert set(rows) == {*names, "MXScaling"}
+    for column in (flushed, x_error):
+        values = [rows[name][column] for name in names]
+        assert values == sorted(values, reverse=True)
+    assert rows["TensorScaling"][x_error] > 7
+    assert 2 < rows["SmallBlocks, 16"][x_error] < 2.5
+    for row in rows.values():
+        assert 2 < row[product] < 4
+        assert 5.6 < row[dx] < 6
+    assert rows["TensorScaling"][dw] > 8
+    assert 5.6 < rows["SmallBlocks"][dw] < 6
+
+
+def test_quickstart_prints_an_error_for_each_call_and_the_kernel(run) -> None:
+    output = run("quickstart.py")
+    assert output.count("error") == 7
+    assert "which kernel" in output.lower()
+
+
+@pytest.mark.parametrize("name", ["custom_recipe.py", "flax_dense.py", "nnx_linear.py"])
+def test_help_is_the_first_line_of_the_docstring_and_bad_options_are_refused(
+    run, capsys, name
+) -> None:
+    pytest.importorskip("sklearn", reason="data from scikit-learn, of the extra test")
+    first_line = (EXAMPLES / name).read_text("utf-8").partition("\n")[0].strip('"')
+    with pytest.raises(SystemExit) as exit_:
+        run(name, "--help")
+    assert exit_.value.code == 0
+    assert first_line in " ".join(capsys.readouterr().out.split())
+    option = "--size" if name == "custom_recipe.py" else "--epochs"
+    with pytest.raises(SystemExit) as exit_:
+        run(name, option, "0")
+    assert exit_.value.code == 2
+    assert f"{option} 0: at least 1" in capsys.readouterr().err
