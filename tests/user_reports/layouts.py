@@ -133,6 +133,7 @@ def no_argument_is_silently_unused():
     refusals = {
         "precision": ({"precision": "BF16_BF16_F32"}, ValueError, "precision 'BF16_BF16_F32'"),
         "out_sharding": ({"out_sharding": "x"}, NotImplementedError, "out_sharding is 'x'"),
+        "key": ({"key": jax.random.key(0)}, ValueError, "key is given"),
     }
     for options, error, message in refusals.values():
         with pytest.raises(error, match=message):
