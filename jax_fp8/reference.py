@@ -51,22 +51,26 @@ def cast(
 
     To nearest even, or with `bits` (uint32 of x.shape) stochastically.
     """
-    y = x / expand_scale(scale, x.shape, tile)
-    if bits is not None:
-        y = _round_stochastically(y, fmt, bits)
+    y = _round(x / expand_scale(scale, x.shape, tile), fmt, bits)
     if saturate:
         y = jnp.where(jnp.isfinite(x), jnp.clip(y, -fmt.max, fmt.max), x)
     return y.astype(fmt.dtype)
 
 
-def _round_stochastically(y: Array, fmt: Format, bits: Array) -> Array:
-    """Rounds y to a neighbour in the format: up with the probability of its fraction."""
+def _round(y: Array, fmt: Format, bits: Array | None) -> Array:
+    """Rounds y to a value of the format, in float32 and beyond the largest one too.
+
+    Not left to `astype`: that of jaxlib 0.7 rounds to float16 on the way, and so some values twice.
+    """
     exponent = jnp.maximum(jnp.frexp(y)[1] - 1, int(np.log2(fmt.smallest_normal)))
     unit = jnp.ldexp(jnp.float32(1), exponent - fmt.mantissa_bits)
     steps = jnp.abs(y) / unit
-    lower = jnp.floor(steps)
-    up = (steps - lower) * np.float32(2.0**32) > bits.astype(jnp.float32)
-    return jnp.where(jnp.isfinite(y), jnp.sign(y) * (lower + up) * unit, y)
+    if bits is None:
+        rounded = jnp.round(steps)  # half to even
+    else:  # up with the probability of the fraction
+        lower = jnp.floor(steps)
+        rounded = lower + ((steps - lower) * np.float32(2.0**32) > bits.astype(jnp.float32))
+    return jnp.where(jnp.isfinite(y), jnp.copysign(rounded * unit, y), y)
 
 
 def gemm(
