@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -208,4 +209,16 @@ def _canonical_tiles(x: Array, tile: tuple[int, ...]) -> tuple[Any, Tile, Any]:
         y = y.reshape(lead, *padded)[(slice(None), *(slice(dim) for dim in dims))]
         return y.reshape(shape)
 
-    return gather, (1, volume), scatter
+    return _by_bytes(gather), (1, volume), _by_bytes(scatter)
+
+
+def _by_bytes(move: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Moves FP8 codes as bytes: XLA on CPU would turn them into float16 and back, changing NaNs."""
+
+    def moved(y: Array) -> Array:
+        if formats.from_dtype(y.dtype) is None:
+            return move(y)
+        codes = move(jax.lax.bitcast_convert_type(y, jnp.uint8))
+        return jax.lax.bitcast_convert_type(codes, y.dtype)
+
+    return moved
