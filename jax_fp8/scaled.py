@@ -203,6 +203,9 @@ def _scale_and_tile(
             f"scalar, or dims for batch, rows, columns such as {_row_scale_example(side, shape)} "
             f"for one scale per {'row' if side == 'lhs' else 'column'}"
         )
+    for axis in (-2, -1):  # one scale for all of nothing is no scale
+        if shape[axis] == 0 and scale.shape[axis] == 1:
+            scale = jax.lax.slice_in_dim(scale, 0, 0, axis=axis)
     if tile is None:
         sizes = [
             _guess_tile(dim, count, i, scale, shape, call, side)

@@ -316,3 +316,17 @@ def test_batch_dims_broadcast(
         (7, 7),
     )
     assert_same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("tile", [None, (1, 128)])
+@pytest.mark.parametrize("sizes", [(0, 4, 8), (3, 0, 8), (3, 4, 0), (0, 0, 0), (1, 1, 0)])
+def test_raw_operands_of_size_zero_take_every_usual_scale(sizes, tile):
+    m, n, k = sizes
+    lhs, rhs = np.zeros((m, k), formats.E4M3FN.dtype), np.zeros((k, n), formats.E5M2.dtype)
+    row, column = np.full((m, 1), 2, np.float32), np.full((1, n), np.inf, np.float32)
+    scales = [(row, column)]
+    if tile is None:
+        scales += [(1.0, 2.0), (np.ones((1, 1), np.float32), np.ones((1,), np.float32))]
+    for lhs_scale, rhs_scale in scales:
+        out = fp8.scaled_matmul(lhs, rhs, lhs_scale, rhs_scale, lhs_tile=tile)
+        np.testing.assert_array_equal(out, np.zeros((m, n), np.float32))
