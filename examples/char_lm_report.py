@@ -178,6 +178,6 @@ def plot(path: Path, runs: list[Run]) -> None:
     for axes in (left, right):
         axes.set_xlabel(f"step (mean of {span}), seed {seed}")
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(ncols=2, fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)
