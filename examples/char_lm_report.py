@@ -53,11 +53,15 @@ class Summary:
     """One recipe, averaged over seeds; gaps compare with f32 of the same seed, in per cent."""
 
     recipe: str
-    train: float
+    trains: list[float]  # train loss of each seed
     held_out: float
     gaps: list[float]
     step_ms: float
     shares: dict[str, tuple[float, float]]
+
+    @property
+    def train(self) -> float:
+        return statistics.fmean(self.trains)
 
     @property
     def gap(self) -> float:
@@ -71,7 +75,7 @@ def summarize(runs: list[Run]) -> list[Summary]:
         own = [run for run in runs if run.recipe == recipe]
         return Summary(
             recipe,
-            train=statistics.fmean(run.train for run in own),
+            trains=[run.train for run in own],
             held_out=statistics.fmean(run.held_out for run in own),
             gaps=[100 * (run.held_out / baseline[run.seed] - 1) for run in own],
             step_ms=statistics.median(run.step_ms for run in own),
@@ -134,6 +138,11 @@ def failures_of(summaries: list[Summary]) -> list[str]:
         if row.recipe not in (CONTROL, BASELINE, COARSE) and not row.gap < MAX_GAP_PERCENT:
             bound = f"below {MAX_GAP_PERCENT} %"
             failures.append(f"{row.recipe}: gap {row.gap:+.2f} %; expected {bound}")
+    trains = {row.recipe: row.trains for row in summaries}
+    if {COARSE, "tensor"} <= set(trains):  # the same scales with one mantissa bit less
+        for coarse, fine in zip(trains[COARSE], trains["tensor"], strict=True):
+            if not coarse > fine:
+                failures.append(f"{COARSE}: train loss {coarse:.4f}; expected above {fine:.4f}")
     return failures
 
 
@@ -149,7 +158,7 @@ def write_json(path: Path, runs: list[Run], summaries: list[Summary], text_sourc
         },
         "platform": jax.default_backend(),
         "machine": platform.machine(),
-        "summary": [vars(row) | {"gap": row.gap} for row in summaries],
+        "summary": [vars(row) | {"train": row.train, "gap": row.gap} for row in summaries],
         "runs": [
             {key: value for key, value in vars(run).items() if key != "params"} for run in runs
         ],
