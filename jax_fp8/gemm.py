@@ -140,7 +140,7 @@ def validate(
       TypeError: a dtype that does not fit.
       ValueError: a shape that does not fit.
     """
-    out_dtype = check_out_dtype(out_dtype, call)
+    check_out_dtype(out_dtype, call)
     batches = []
     for side, x, scale, axis, tile in (
         ("lhs", lhs, lhs_scale, lhs_axis, lhs_tile),

@@ -37,7 +37,8 @@ def quantize_two_axes(
     lead, (rows, cols) = x.shape[:-2], x.shape[-2:]
     flat = x.reshape(math.prod(lead), rows, cols)
     out = bind_quantize([flat], fmt, tiles, execution, power_of_two=power_of_two)
-    return tuple(y.reshape(*lead, *y.shape[1:]) for y in out)  # type: ignore[return-value]
+    values0, scale0, values1, scale1 = (y.reshape(*lead, *y.shape[1:]) for y in out)
+    return values0, scale0, values1, scale1
 
 
 def quantize_matrix(
