@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import jax
@@ -306,8 +307,9 @@ def test_second_order_of_a_bilinear_form_has_its_cross_terms():
     cross = jax.jacfwd(jax.grad(f, 0), 1)(x, w)  # d2 f / dx dw
     exact = jax.jacfwd(jax.grad(lambda x, w: jnp.sum(x @ w), 0), 1)(x, w)
     np.testing.assert_allclose(cross, exact, rtol=1e-5)
-    both = jax.jacrev(jax.jacrev(f, 1), 0)(x, w)
-    np.testing.assert_allclose(both, np.moveaxis(np.asarray(exact), (0, 1), (2, 3)), rtol=1e-5)
+    turned = np.moveaxis(np.asarray(exact), (0, 1), (2, 3))  # d2 f / dw dx
+    for outer, inner in itertools.product((jax.jacfwd, jax.jacrev), repeat=2):
+        np.testing.assert_allclose(outer(inner(f, 1), 0)(x, w), turned, rtol=1e-5)
 
 
 def test_gradients_of_empty_operands_are_zero():
