@@ -17,7 +17,8 @@ if importlib.util.find_spec("jax_fp8._ffi") is None:
         "folder, or with 'pip install -e .'"
     )
 
-from jax_fp8 import formats
+from jax_fp8 import emulation, formats
+from jax_fp8.accumulation import PerGemm
 from jax_fp8.array import ScaledArray
 from jax_fp8.config import emulate, force_kernel, require_kernel
 from jax_fp8.dispatch import Explanation, explain
@@ -46,6 +47,7 @@ __all__ = [
     "Explanation",
     "Format",
     "MXScaling",
+    "PerGemm",
     "Recipe",
     "RowScaling",
     "ScaledArray",
@@ -56,6 +58,7 @@ __all__ = [
     "dot_general",
     "einsum",
     "emulate",
+    "emulation",
     "explain",
     "force_kernel",
     "formats",

@@ -24,5 +24,12 @@ def explain_gemm(
     rhs_tile: tuple[int, int],
     accumulation: str,
     promotion_interval: int,
+    split_k: int,
 ) -> list[tuple[str, str]]:
     """(row name, reason why it refuses or '') for every GEMM row, in order of preference."""
+
+def machines() -> list[tuple[str, str, int, int, str, int, bool, bool, bool, bool]]:
+    """The facts of every accumulation model, as rows of jax_fp8.emulation.machines."""
+
+def fp16_overflow_count() -> int:
+    """Results of FP16 accumulators that were not finite although their operands were."""

@@ -54,7 +54,7 @@ def _forward(c: Contraction, keep: Flags, lhs: Array, rhs: Array) -> Any:
         copies[1][0],
         c.axes[1],
         out_dtype=c.out_dtype,
-        execution=c.execution,
+        execution=c.executions.forward,
     )
     return out, [(q[1].values, q[1].scale) for q, kept in zip(copies, keep, strict=True) if kept]
 

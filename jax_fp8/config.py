@@ -1,4 +1,5 @@
-"""Contexts and environment variables: which kernel runs, and whether a fallback is allowed.
+"""Contexts and environment variables: which kernel runs, how it accumulates, whether a fallback is
+allowed.
 
 The contexts are one `jax.make_user_context`, so their state is part of jit's cache key: a jitted
 function is traced again inside a context. A function compiled ahead of time keeps what it has.
@@ -13,29 +14,18 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final
 
 import jax
 
 from jax_fp8 import _ffi
+from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
+from jax_fp8.emulation.machines import MACHINES
 
 __all__ = ["emulate", "force_kernel", "require_kernel"]
 
 REQUIRE_KERNEL_VARIABLE: Final = "JAX_FP8_REQUIRE_KERNEL"
 FORCE_KERNEL_VARIABLE: Final = "JAX_FP8_FORCE_KERNEL"
-
-#: Accumulation models that exist. "native" is whatever the platform's kernel does (on CPU: "fp32").
-ACCUMULATIONS: Final = ("native", "fp32")
-
-
-class Unset:
-    """Type of `UNSET`, the default of arguments that a context or a recipe may also give."""
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final = Unset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,63 +35,102 @@ class Execution:
     Attributes:
       kernel: name of the kernel row to use, "" for the first that accepts.
       require_kernel: whether a platform without a kernel is an error instead of the reference.
-      accumulation: model of the accumulator, one of `ACCUMULATIONS`.
-      promotion_interval: k after which a short accumulator is added to FP32; 0 is never.
+      accumulation: "native", or an accumulation model of `emulation.MACHINES`.
+      promotion_interval: k after which the accumulator is added to an FP32 sum; 0 is never.
+      split_k: parts of k that are added up apart from each other, and at the end in FP32.
     """
 
     kernel: str = ""
     require_kernel: bool = False
     accumulation: str = "native"
     promotion_interval: int = 0
+    split_k: int = 1
 
-
-_DEFAULT = Execution()
-_context = jax.make_user_context(_DEFAULT)
-
-
-def current(
-    accumulation: str | Unset = UNSET,
-    promotion_interval: int | Unset | None = UNSET,
-    *,
-    call: str = "jax_fp8",
-) -> Execution:
-    """Resolves explicit argument > context > environment > default."""
-    execution: Execution = _context.value
-    changes: dict[str, object] = {}
-    if not execution.kernel and (name := os.environ.get(FORCE_KERNEL_VARIABLE, "")):
-        changes["kernel"] = _check_kernel(name, f"{call}: {FORCE_KERNEL_VARIABLE}")
-    if not execution.require_kernel:
-        changes["require_kernel"] = os.environ.get(REQUIRE_KERNEL_VARIABLE, "0") not in ("", "0")
-    if not isinstance(accumulation, Unset):
-        changes["accumulation"] = check_accumulation(accumulation, call)
-    if not isinstance(promotion_interval, Unset):
-        changes["promotion_interval"] = _check_interval(promotion_interval, call)
-    return dataclasses.replace(execution, **changes)  # type: ignore[arg-type]
-
-
-def check_accumulation(accumulation: str, call: str) -> str:
-    """Returns `accumulation` if the model exists, else raises naming those that do."""
-    if accumulation not in ACCUMULATIONS:
-        raise NotImplementedError(
-            f"{call}: there is no accumulation model {accumulation!r}; "
-            f"available: {', '.join(ACCUMULATIONS)}"
+    @property
+    def operation(self) -> str:
+        """Name of the kernel table that a GEMM with these parameters goes to."""
+        native = self.accumulation == "native" or (
+            self.accumulation == "fp32" and self.split_k == 1
         )
-    return accumulation
+        return "gemm" if native else "emulate"
+
+    @property
+    def without_sums(self) -> Execution:
+        """The same for an operation that adds nothing up."""
+        return Execution(kernel=self.kernel, require_kernel=self.require_kernel)
 
 
-def _check_interval(interval: int | None, call: str) -> int:
-    """Returns the interval as the primitives want it (0 is never), or raises."""
-    if interval is None:
-        return 0
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-        raise ValueError(
-            f"{call}: promotion_interval is {interval!r}; it must be None or an integer >= 1"
+@dataclasses.dataclass(frozen=True)
+class _State:
+    kernel: str = ""
+    require_kernel: bool = False
+    sums: Sums = dataclasses.field(default_factory=Sums)
+
+
+_context = jax.make_user_context(_State())
+
+
+def current(sums: Sums | None = None, *, call: str = "jax_fp8") -> Execution:
+    """`executions` for a call that has no gradients."""
+    return executions(sums, call=call).forward
+
+
+def executions(
+    sums: Sums | None = None, recipe: Sums | None = None, *, call: str = "jax_fp8"
+) -> PerGemm[Execution]:
+    """Resolves explicit argument > context > recipe > environment or the model's default.
+
+    Args:
+      sums: what the call was given.
+      recipe: what its recipe says.
+      call: name of the public function, for messages.
+
+    Raises:
+      ValueError: no such accumulation model or kernel, or a promotion interval that is no multiple
+        of the model's step.
+    """
+    state: _State = _context.value
+    kernel, required = state.kernel, state.require_kernel
+    if not kernel and (name := os.environ.get(FORCE_KERNEL_VARIABLE, "")):
+        kernel = _check_kernel(name, f"{call}: {FORCE_KERNEL_VARIABLE}")
+    if not required:
+        required = os.environ.get(REQUIRE_KERNEL_VARIABLE, "0") not in ("", "0")
+    given = [s.checked(call) for s in (sums, state.sums, recipe) if s is not None]
+    resolved = []
+    for gemm in PerGemm._fields:
+        accumulation = _first((s.accumulation for s in given), gemm, "native")
+        machine = MACHINES.get(accumulation)
+        default = None if machine is None else machine.default_interval
+        interval = _first((s.promotion_interval for s in given), gemm, default)
+        if interval is not None and machine is not None and not machine.takes_interval(interval):
+            raise ValueError(
+                f"{call}: promotion_interval is {interval}, but {machine.name} adds "
+                f"{machine.step} products at a time: give None or a multiple of {machine.step}"
+            )
+        resolved.append(
+            Execution(
+                kernel=kernel,
+                require_kernel=required,
+                accumulation=accumulation,
+                promotion_interval=interval or 0,
+                split_k=_first((s.split_k for s in given), gemm, 1),
+            )
         )
-    return interval
+    return PerGemm(*resolved)
+
+
+def _first(values: Iterator[Any], gemm: str, default: Any) -> Any:
+    """The first value that is given for this GEMM."""
+    for value in values:
+        if isinstance(value, PerGemm):
+            value = getattr(value, gemm)
+        if not isinstance(value, Unset):
+            return value
+    return default
 
 
 @contextlib.contextmanager
-def _changed(**changes: object) -> Iterator[None]:
+def _changed(**changes: Any) -> Iterator[None]:
     value = dataclasses.replace(_context.value, **changes)
     with _context(value):
         yield
@@ -141,18 +170,36 @@ def require_kernel() -> AbstractContextManager[None]:
 
 
 def emulate(
-    accumulation: str, *, promotion_interval: int | None = None
+    accumulation: str | PerGemm[Any],
+    *,
+    promotion_interval: int | Unset | PerGemm[Any] | None = UNSET,
+    split_k: int | Unset | PerGemm[Any] = UNSET,
 ) -> AbstractContextManager[None]:
-    """Computes every GEMM with the accumulator of some hardware.
+    """Computes every GEMM with the accumulator of some machine, bit for bit, on a CPU.
+
+    A jitted function is traced again inside the context; one that was compiled ahead of time keeps
+    what it has. Arguments of a call go before the context, the context before a recipe.
 
     Args:
-      accumulation: name of the accumulation model. Only "native" and "fp32" exist so far.
-      promotion_interval: k after which partial sums are added to an FP32 accumulator, or None.
+      accumulation: name of a model of `emulation.MACHINES`, such as "hopper_wgmma", or "native" for
+        the platform's own kernel; or a `PerGemm` of names for forward pass and gradients.
+      promotion_interval: k after which the accumulator is added to an FP32 sum and starts again
+        from zero, a multiple of the model's step; None is never. Left out: the recipe's, else the
+        model's default (128 for Hopper's wgmma). Sums start anew at tile edges along k in any case.
+      split_k: parts of k (cut at multiples of 128) that are added up apart from each other, and at
+        the end in FP32.
 
     Raises:
-      NotImplementedError: there is no such model.
+      ValueError: there is no such model, or a value that does not fit.
+
+    >>> import jax.numpy as jnp, jax_fp8 as fp8
+    >>> x = jnp.array([[15.0, 0.125]]); w = jnp.array([[15.0], [0.0625]])
+    >>> scale_one = fp8.StaticScaling()
+    >>> float(fp8.matmul(x, w, recipe=scale_one)[0, 0])
+    225.0078125
+    >>> with fp8.emulate("hopper_wgmma"):
+    ...     float(fp8.matmul(x, w, recipe=scale_one)[0, 0])
+    225.0
     """
-    check_accumulation(accumulation, "emulate")
-    return _changed(
-        accumulation=accumulation, promotion_interval=_check_interval(promotion_interval, "emulate")
-    )
+    sums = Sums(accumulation, promotion_interval, split_k).checked("emulate")
+    return _changed(sums=sums)

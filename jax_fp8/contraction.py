@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jax_fp8.accumulation import PerGemm
 from jax_fp8.config import Execution
 from jax_fp8.gemm import Matrix
 from jax_fp8.quantize_primitive import quantize_matrix, quantize_two_axes
@@ -73,7 +74,7 @@ class Contraction:
       roles: role of lhs and of rhs.
       recipe: formats and tiles.
       out_dtype: name of the result's dtype.
-      execution: kernel and accumulation.
+      executions: kernel and accumulation of the product and of both gradients.
       key_impl: name of the random generator whose key data travels with the operands, or "".
     """
 
@@ -81,8 +82,18 @@ class Contraction:
     roles: tuple[Role, Role]
     recipe: Recipe
     out_dtype: str
-    execution: Execution
+    executions: PerGemm[Execution]
     key_impl: str = ""
+
+    @property
+    def quantize_execution(self) -> Execution:
+        """Kernel of the quantisers."""
+        return self.executions.forward.without_sums
+
+    def gradient_execution(self, side: int) -> Execution:
+        """Kernel and accumulation of the gradient of `side`."""
+        is_weight = self.roles[side] == "weight"
+        return self.executions.wgrad if is_weight else self.executions.dgrad
 
     def is_fp8_gradient(self, side: int) -> bool:
         """Whether the gradient of `side` is an FP8 GEMM."""
@@ -118,7 +129,9 @@ class Contraction:
         tiles = [self.tile(role, x.shape, axis) for axis in contracted]
         if len(set(tiles)) > 1 and key is None:
             pair = (tiles[0], tiles[1])
-            out = quantize_two_axes(x, fmt, pair, self.execution, power_of_two=power_of_two)
+            out = quantize_two_axes(
+                x, fmt, pair, self.quantize_execution, power_of_two=power_of_two
+            )
             return Matrix(out[0], out[1], pair[0]), Matrix(out[2], out[3], pair[1])
         static = self.recipe.static_scale(role)
         scale = None if static is None else jnp.float32(static)
@@ -129,7 +142,7 @@ class Contraction:
                 x,
                 fmt,
                 tile,
-                self.execution,
+                self.quantize_execution,
                 scale=scale,
                 power_of_two=power_of_two and scale is None,
                 bits=bits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -107,7 +108,9 @@ def explain(
         _Operand(roles_checked[0], m, k, plan.lhs.axis),
         _Operand(roles_checked[1], n, k, plan.rhs.axis),
     ]
-    choices = [_choose("forward", platform, recipe, sides[0], sides[1], out_dtype)]
+    executions = config.executions(recipe=recipe.sums, call=call)
+    choose = functools.partial(_choose, platform=platform, recipe=recipe)
+    choices = [choose("forward", *sides, out_dtype=out_dtype, execution=executions.forward)]
     for s, name, dtype in ((0, "lhs gradient", lhs.dtype), (1, "rhs gradient", rhs.dtype)):
         # The cotangent is (m, n) in memory; the formulas are those of contraction.py.
         rows, contracted = (m, n) if s == 0 else (n, m)
@@ -117,7 +120,9 @@ def explain(
             sizes = f"m={pair[0].rows} n={pair[1].rows} k={pair[0].k}"
             choices.append(GemmChoice(name, f"{sizes} bf16·bf16->f32", "XLA's dot", ()))
         else:
-            choices.append(_choose(name, platform, recipe, *pair, np.dtype(dtype)))
+            is_weight = sides[s].role == "weight"
+            execution = executions.wgrad if is_weight else executions.dgrad
+            choices.append(choose(name, *pair, out_dtype=np.dtype(dtype), execution=execution))
     return Explanation(platform, tuple(choices))
 
 
@@ -135,15 +140,24 @@ class _Operand(NamedTuple):
         return recipes.resolve_tile(recipe.tile(self.role), (self.rows, self.k))
 
 
+def _describe(execution: config.Execution) -> str:
+    if execution.operation == "gemm":
+        return ""
+    interval = execution.promotion_interval or "never"
+    split = f", split_k {execution.split_k}" if execution.split_k > 1 else ""
+    return f" by {execution.accumulation}, promoted every {interval}{split}"
+
+
 def _choose(
     name: str,
-    platform: str,
-    recipe: Recipe,
     lhs: _Operand,
     rhs: _Operand,
+    *,
+    platform: str,
+    recipe: Recipe,
     out_dtype: np.dtype[Any],
+    execution: config.Execution,
 ) -> GemmChoice:
-    execution = config.current(call="explain")
     lhs_tile, rhs_tile = lhs.tile(recipe), rhs.tile(recipe)
     lhs_format, rhs_format = (recipe.format(x.role).name for x in (lhs, rhs))
     lhs_layout, rhs_layout = gemm.lhs_layout(lhs.axis), gemm.rhs_layout(rhs.axis)
@@ -151,7 +165,7 @@ def _choose(
     request = (
         f"m={lhs.rows} n={rhs.rows} k={lhs.k} "
         f"{lhs_format}[{lhs_tile[0]}x{lhs_tile[1]},{lhs_layout}]·"
-        f"{rhs_format}[{rhs_tile[0]}x{rhs_tile[1]},{rhs_layout}]->{out}"
+        f"{rhs_format}[{rhs_tile[0]}x{rhs_tile[1]},{rhs_layout}]->{out}{_describe(execution)}"
     )
     if platform not in lowering.PLATFORMS:
         what = "one is required: this raises" if execution.require_kernel else "the reference runs"
@@ -171,13 +185,15 @@ def _choose(
         rhs_tile,
         execution.accumulation,
         execution.promotion_interval,
+        execution.split_k,
     )
+    forced = lowering.row_name(execution.operation, execution)
     refusals, kernel = [], "none"
     for row, why_not in rows:
         if why_not:
             refusals.append((row, why_not))
-        elif execution.kernel not in ("", row):
-            refusals.append((row, f"kernel {execution.kernel!r} is forced"))
+        elif forced not in ("", row):
+            refusals.append((row, f"kernel {forced!r} is forced"))
         elif kernel == "none":
             kernel = row
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from jax_fp8 import _compat, config, dimension_numbers, gemm, recipes
+from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
 from jax_fp8.autodiff import contract
 from jax_fp8.contraction import Contraction
+from jax_fp8.emulation.machines import MACHINES
+from jax_fp8.emulation.overflow import warn_of_overflow
 from jax_fp8.operands import as_float_array, check_rounding
 from jax_fp8.primitive import refuse_explicit
 from jax_fp8.recipes import Recipe
@@ -32,6 +36,9 @@ def dot_general(
     recipe: Recipe | None = None,
     roles: tuple[str, str] = ROLES,
     key: Array | None = None,
+    accumulation: str | PerGemm[str] | Unset = UNSET,
+    promotion_interval: int | PerGemm[int | None] | Unset | None = UNSET,
+    split_k: int | PerGemm[int] | Unset = UNSET,
     out_sharding: Any = None,
 ) -> Array:
     """`jax.lax.dot_general` through an FP8 GEMM: E4M3 forward, E5M2 gradients, FP32 accumulation.
@@ -43,11 +50,18 @@ def dot_general(
       lhs: float32, bfloat16 or float16 array of any shape.
       rhs: the same; its dtype may differ from that of lhs.
       dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
-      precision: None, "default", "highest" or their `jax.lax.Precision`: sums are FP32 either way.
+      precision: None, "default", "highest" or their `jax.lax.Precision`. "highest" asks for sums in
+        FP32, which an emulated short accumulator gives only if it is promoted.
       preferred_element_type: float32, bfloat16 or float16 of the result; None promotes lhs and rhs.
       recipe: formats and scale tiles; None is `BlockScaling()`.
       roles: "input" or "weight" for lhs and rhs. Two activations are ("input", "input").
       key: `jax.random.key` for a recipe that rounds gradients stochastically, else None.
+      accumulation: accumulation model to emulate on a CPU, a name of `emulation.MACHINES`, or
+        "native"; a `PerGemm` gives forward pass, dgrad and wgrad their own. An argument goes before
+        the context `emulate`, that before the recipe.
+      promotion_interval: k after which a short accumulator is added to an FP32 sum and starts again
+        from zero; None is never. Left out everywhere, the model's default.
+      split_k: parts of k that are added up apart from each other, and at the end in FP32.
       out_sharding: must be None.
 
     Returns:
@@ -55,7 +69,7 @@ def dot_general(
 
     Raises:
       TypeError: a dtype that is not offered, FP8 operands included, or no recipe.
-      ValueError: shapes, dimension_numbers, roles or key that do not fit.
+      ValueError: shapes, dimension_numbers, roles, key or accumulation that do not fit.
       NotImplementedError: an operand sharded over an Explicit mesh axis, or no kernel where one is
         required.
 
@@ -65,11 +79,12 @@ def dot_general(
     (2, 4)
     """
     call = "dot_general"
+    sums = Sums(accumulation, promotion_interval, split_k)
+    request = _Request(call, recipe, roles, precision, preferred_element_type, key, sums)
     lhs, rhs = _operands(lhs, rhs, call)
     plan = plan_of(dimension_numbers, lhs, rhs, call)
-    _check_precision(precision, call)
     check_out_sharding(out_sharding, call)
-    return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, key, call)
+    return _contract_plan(lhs, rhs, plan, request)
 
 
 def matmul(
@@ -81,6 +96,9 @@ def matmul(
     precision: Any = None,
     preferred_element_type: npt.DTypeLike | None = None,
     key: Array | None = None,
+    accumulation: str | PerGemm[str] | Unset = UNSET,
+    promotion_interval: int | PerGemm[int | None] | Unset | None = UNSET,
+    split_k: int | PerGemm[int] | Unset = UNSET,
     out_sharding: Any = None,
 ) -> Array:
     """`jnp.matmul` through an FP8 GEMM; see `dot_general` for arguments and errors.
@@ -93,6 +111,9 @@ def matmul(
       precision: as for `dot_general`.
       preferred_element_type: dtype of the result; None promotes lhs and rhs.
       key: as for `dot_general`.
+      accumulation: as for `dot_general`.
+      promotion_interval: as for `dot_general`.
+      split_k: as for `dot_general`.
       out_sharding: must be None.
 
     Returns:
@@ -103,8 +124,9 @@ def matmul(
     (5, 2, 4)
     """
     call = "matmul"
+    sums = Sums(accumulation, promotion_interval, split_k)
+    request = _Request(call, recipe, roles, precision, preferred_element_type, key, sums)
     lhs, rhs = _operands(lhs, rhs, call)
-    _check_precision(precision, call)
     check_out_sharding(out_sharding, call)
     if lhs.ndim == 0 or rhs.ndim == 0:
         raise ValueError(
@@ -113,7 +135,7 @@ def matmul(
     lhs_k, rhs_k = lhs.ndim - 1, max(rhs.ndim - 2, 0)
     if rhs.ndim <= 2:  # lhs's batch dims are rows: one GEMM
         plan = plan_of((((lhs_k,), (rhs_k,)), ((), ())), lhs, rhs, call)
-        return _contract_plan(lhs, rhs, plan, recipe, roles, preferred_element_type, key, call)
+        return _contract_plan(lhs, rhs, plan, request)
     left = lhs[None, :] if lhs.ndim == 1 else lhs
     rank = max(left.ndim, rhs.ndim)
     left, right = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (left, rhs))
@@ -124,61 +146,65 @@ def matmul(
         raise ValueError(
             f"{call}: batch dims of lhs {lhs.shape[:-2]} and rhs {rhs.shape[:-2]} do not broadcast"
         ) from None
-    out = _contract(left, -1, right, -2, recipe, roles, preferred_element_type, key, call)
+    out = _contract(left, -1, right, -2, request)
     return out[..., 0, :] if lhs.ndim == 1 else out
 
 
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """What a call was given beside its operands."""
+
+    call: str
+    recipe: Recipe | None
+    roles: tuple[str, str]
+    precision: Any
+    preferred_element_type: npt.DTypeLike | None
+    key: Array | None
+    sums: Sums
+
+
 def _contract_plan(
-    lhs: Array,
-    rhs: Array,
-    plan: dimension_numbers.Plan,
-    recipe: Recipe | None,
-    roles: tuple[str, str],
-    preferred_element_type: npt.DTypeLike | None,
-    key: Array | None,
-    call: str,
+    lhs: Array, rhs: Array, plan: dimension_numbers.Plan, request: _Request
 ) -> Array:
-    out = _contract(
-        plan.lhs.canonical(lhs),
-        plan.lhs.axis,
-        plan.rhs.canonical(rhs),
-        plan.rhs.axis,
-        recipe,
-        roles,
-        preferred_element_type,
-        key,
-        call,
-    )
-    return out.reshape(plan.out_shape)
+    lhs, rhs = plan.lhs.canonical(lhs), plan.rhs.canonical(rhs)
+    return _contract(lhs, plan.lhs.axis, rhs, plan.rhs.axis, request).reshape(plan.out_shape)
 
 
-def _contract(
-    lhs: Array,
-    lhs_axis: int,
-    rhs: Array,
-    rhs_axis: int,
-    recipe: Recipe | None,
-    roles: tuple[str, str],
-    preferred_element_type: npt.DTypeLike | None,
-    key: Array | None,
-    call: str,
-) -> Array:
-    if preferred_element_type is None:
-        preferred_element_type = gemm.promote(lhs.dtype, rhs.dtype)
-    recipe = recipes.check(recipe, call)
+def _contract(lhs: Array, lhs_axis: int, rhs: Array, rhs_axis: int, request: _Request) -> Array:
+    call, key, out_dtype = request.call, request.key, request.preferred_element_type
+    if out_dtype is None:
+        out_dtype = gemm.promote(lhs.dtype, rhs.dtype)
+    recipe = recipes.check(request.recipe, call)
+    roles = recipes.check_roles(request.roles, call)
     key_impl, key_data = "", None
     if check_rounding(recipe.rounding, key, call) and key is not None:
         key_impl, key_data = _compat.key_impl(key), _compat.key_data(key)
+    executions = config.executions(request.sums, recipe.sums, call=call)
+    check_sums(executions, recipe, request.precision, call)
     contraction = Contraction(
         axes=(lhs_axis, rhs_axis),
-        roles=recipes.check_roles(roles, call),
+        roles=roles,
         recipe=recipe,
-        out_dtype=gemm.check_out_dtype(preferred_element_type, call).name,
-        execution=config.current(call=call),
+        out_dtype=gemm.check_out_dtype(out_dtype, call).name,
+        executions=executions,
         key_impl=key_impl,
     )
     lhs, rhs = _compat.equalize_varying_axes(lhs, rhs)
     return contract(lhs, rhs, contraction, key_data)
+
+
+def check_sums(
+    executions: PerGemm[config.Execution], recipe: Recipe, precision: Any, call: str
+) -> None:
+    """Raises if recipe or precision do not go with an accumulation model; warns of FP16 ones."""
+    mx = recipe.power_of_two and all(
+        recipe.tile(role)[1] == gemm.MX_BLOCK for role in recipes.ROLES
+    )
+    for execution in executions:
+        gemm.check_mx_scales(execution, "mx" if mx else "tensor", f"{call}: recipe {recipe}")
+    _check_precision(precision, executions.forward, recipe, call)
+    if all(recipe.static_scale(role) is None for role in recipes.ROLES):
+        warn_of_overflow(executions, call)
 
 
 def plan_of(numbers: Any, lhs: Any, rhs: Any, call: str) -> dimension_numbers.Plan:
@@ -202,17 +228,29 @@ def check_k(lhs: Array, lhs_k: int, rhs: Array, rhs_k: int, call: str) -> None:
         )
 
 
-def _check_precision(precision: Any, call: str) -> None:
-    """Accepts what FP32 sums satisfy; every kernel there is promotes its sums to FP32."""
+def _check_precision(
+    precision: Any, execution: config.Execution, recipe: Recipe, call: str
+) -> None:
+    """Accepts what FP32 sums satisfy, and HIGHEST only where sums are FP32."""
+    machine = MACHINES.get(execution.accumulation)
+    short = machine is not None and machine.is_short and execution.promotion_interval == 0
     for entry in precision if isinstance(precision, tuple) else (precision,):
-        if isinstance(entry, str) and entry.lower() in ("default", "highest", "high", "float32"):
-            continue
-        if entry is None or isinstance(entry, jax.lax.Precision):
-            continue
-        raise ValueError(
-            f"{call}: precision {precision!r} names an algorithm of its own; operands are FP8 and "
-            "sums are FP32 here: leave it None, or use recipe= for formats"
-        )
+        name = entry.lower() if isinstance(entry, str) else getattr(entry, "name", "").lower()
+        if entry is not None and not (
+            isinstance(entry, jax.lax.Precision)
+            or name in ("default", "highest", "high", "float32")
+        ):
+            raise ValueError(
+                f"{call}: precision {precision!r} names an algorithm of its own; operands are FP8 "
+                "and sums are FP32 here: leave it None, or use recipe= for formats"
+            )
+        promoted_by_tiles = any(recipe.tile(role)[1] != -1 for role in recipes.OPERAND_ROLES)
+        if name in ("highest", "float32") and short and not promoted_by_tiles:
+            raise ValueError(
+                f"{call}: precision {precision!r} asks for FP32 sums, but those of "
+                f"{execution.accumulation} are never promoted: give promotion_interval, or leave "
+                "precision None"
+            )
 
 
 def check_out_sharding(out_sharding: Any, call: str) -> None:

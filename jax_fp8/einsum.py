@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy.typing as npt
 import opt_einsum
 
+from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
 from jax_fp8.dot import check_out_sharding, dot_general
 from jax_fp8.gemm import promote
 from jax_fp8.operands import as_float_array
@@ -29,6 +30,9 @@ def einsum(
     precision: Any = None,
     preferred_element_type: npt.DTypeLike | None = None,
     key: Array | None = None,
+    accumulation: str | PerGemm[str] | Unset = UNSET,
+    promotion_interval: int | PerGemm[int | None] | Unset | None = UNSET,
+    split_k: int | PerGemm[int] | Unset = UNSET,
     out_sharding: Any = None,
 ) -> Array:
     """`jnp.einsum` whose contractions are FP8 GEMMs.
@@ -45,6 +49,9 @@ def einsum(
       precision: as for `dot_general`.
       preferred_element_type: dtype of the result; None promotes the operands.
       key: as for `dot_general`; each contraction gets a key of its own from it.
+      accumulation: as for `dot_general`.
+      promotion_interval: as for `dot_general`.
+      split_k: as for `dot_general`.
       out_sharding: must be None.
 
     Returns:
@@ -82,6 +89,7 @@ def einsum(
         raise ValueError(f"einsum: {subscripts!r} does not fit shapes {shapes}: {error}") from error
     if preferred_element_type is None:
         preferred_element_type = promote(*(x.dtype for x in arrays))
+    sums = Sums(accumulation, promotion_interval, split_k)
     terms = list(zip(inputs.split(","), arrays, roles, strict=True))
     for i, step in enumerate(path.contraction_list):
         step_key = key if key is None or i == 0 else jax.random.fold_in(key, i)
@@ -92,7 +100,7 @@ def einsum(
             kept = set(out).union(*(term[0] for term in terms))
             if rhs is not others[-1]:
                 kept |= set().union(*(term[0] for term in others))
-            lhs = _pair(lhs, rhs, kept, recipe, precision, preferred_element_type, step_key)
+            lhs = _pair(lhs, rhs, kept, recipe, precision, preferred_element_type, step_key, sums)
         terms.append(lhs)
     ((names, result, _),) = terms
     return result.transpose([names.index(name) for name in out])
@@ -109,6 +117,7 @@ def _pair(
     precision: Any,
     dtype: npt.DTypeLike,
     key: Array | None,
+    sums: Sums,
 ) -> Term:
     """Contracts two terms (indices, array, role) to the indices in `kept`."""
     (lhs_names, x), (rhs_names, w) = (
@@ -123,7 +132,17 @@ def _pair(
         for dims in (contracting, batch)
     )
     out = dot_general(
-        x, w, numbers, precision, dtype, recipe=recipe, roles=(lhs[2], rhs[2]), key=key
+        x,
+        w,
+        numbers,
+        precision,
+        dtype,
+        recipe=recipe,
+        roles=(lhs[2], rhs[2]),
+        key=key,
+        accumulation=sums.accumulation,
+        promotion_interval=sums.promotion_interval,
+        split_k=sums.split_k,
     )
     free = [n for names in (lhs_names, rhs_names) for n in names if n not in shared]
     return "".join([*batch, *free]), out, "input"

@@ -84,6 +84,10 @@ E5M2 = Format(
 #: Formats of values. A new row here is a format that every test runs over.
 ALL: tuple[Format, ...] = (E4M3FN, E5M2)
 
+#: The formats of AMD CDNA3: the code of -0 is NaN, and the bias is one more. Only the emulation of
+#: that machine takes them.
+FNUZ_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz))
+
 #: The scale format of MX: an exponent byte, value 2^(byte - 127); byte 255 is NaN. No sign, no
 #: zero.
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -92,7 +96,8 @@ FormatLike = Format | str | npt.DTypeLike
 
 _FNUZ = (
     "{call}: {given} is an FNUZ format (AMD CDNA3), whose bias and special codes differ from the "
-    "OCP formats that jax_fp8 computes with; convert the values to float8_e4m3fn or float8_e5m2"
+    "OCP formats that jax_fp8 computes with; convert the values to float8_e4m3fn or float8_e5m2 "
+    "(scaled_matmul takes them as they are with accumulation='cdna3_mfma')"
 )
 
 

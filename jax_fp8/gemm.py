@@ -23,6 +23,7 @@ from jax.interpreters import batching
 from jax_fp8 import _compat, formats, lowering, primitive, reference
 from jax_fp8.array import scale_shape
 from jax_fp8.config import Execution
+from jax_fp8.emulation.machines import MACHINES, Machine
 
 __all__ = ["Matrix", "gemm", "gemm_p", "scale_kind", "validate"]
 
@@ -34,6 +35,8 @@ OUT_DTYPES: Final = tuple(np.dtype(t) for t in (jnp.float32, jnp.bfloat16, jnp.f
 #: What the scales of one operand look like. "tensor": one. "row": one per row (or group of rows),
 #: for all of k. "tile": they vary along k. "mx": E8M0 bytes.
 SCALE_KINDS: Final = ("tensor", "row", "tile", "mx")
+#: k that one E8M0 scale covers (OCP Microscaling Formats 1.0).
+MX_BLOCK: Final = 32
 #: Pairs of scale kinds (lhs, rhs) that a GEMM accepts. The table is symmetric.
 SCALE_PAIRS: Final = frozenset(
     {
@@ -117,6 +120,7 @@ def validate(
     lhs_tile: Tile,
     rhs_tile: Tile,
     out_dtype: npt.DTypeLike,
+    execution: Execution | None = None,
     call: str = "jax_fp8.gemm",
 ) -> tuple[int, ...]:
     """Checks everything that a GEMM needs; every caller and every platform relies on this alone.
@@ -131,6 +135,7 @@ def validate(
       lhs_tile: (rows, k) that one scale of lhs covers.
       rhs_tile: (rows, k) that one scale of rhs covers.
       out_dtype: dtype of the result.
+      execution: how the GEMM adds up, which decides about FNUZ codes and the tiles of MX machines.
       call: name of the public function, for messages.
 
     Returns:
@@ -141,12 +146,13 @@ def validate(
       ValueError: a shape that does not fit.
     """
     check_out_dtype(out_dtype, call)
+    machine = None if execution is None else MACHINES.get(execution.accumulation)
     batches = []
     for side, x, scale, axis, tile in (
         ("lhs", lhs, lhs_scale, lhs_axis, lhs_tile),
         ("rhs", rhs, rhs_scale, rhs_axis, rhs_tile),
     ):
-        formats.lookup(x.dtype, call=f"{call}: {side}")
+        check_codes(x.dtype, machine, f"{call}: {side}")
         if axis not in (-1, -2):
             raise ValueError(f"{call}: {side} contracting axis is {axis}; it must be -1 or -2")
         if len(x.shape) < 2:
@@ -165,6 +171,8 @@ def validate(
                 f"{tuple(x.shape)} with tiles of {tile[0]} rows and {tile[1]} k need "
                 f"(*batch, {expected[0]}, {expected[1]})"
             )
+        if machine is not None and machine.scales_inside:
+            _check_mx_tile(machine.name, tile[1], x.shape[axis], f"{call}: {side}")
         batches += [tuple(x.shape[:-2]), tuple(scale.shape[:-2])]
     if len(lhs.shape) != len(rhs.shape):
         raise ValueError(
@@ -187,6 +195,36 @@ def validate(
             )
         batch.append(distinct.pop() if distinct else 1)
     return (*batch, lhs.shape[-3 - lhs_axis], rhs.shape[-3 - rhs_axis])
+
+
+def check_codes(dtype: npt.DTypeLike, machine: Machine | None, what: str) -> None:
+    """Raises unless `dtype` holds FP8 codes that a GEMM takes: OCP, FNUZ only if the machine does."""
+    if machine is None or not machine.fnuz_operands or np.dtype(dtype) not in formats.FNUZ_DTYPES:
+        formats.lookup(dtype, call=what)
+
+
+def _check_mx_tile(machine: str, tile_k: int, k: int, what: str) -> None:
+    if min(tile_k, k) != min(MX_BLOCK, k):
+        raise ValueError(
+            f"{what} has a scale for every {min(tile_k, k)} k, but {machine} takes one for every "
+            f"{MX_BLOCK}: use MXScaling, or tiles of 1 × {MX_BLOCK} with E8M0 scales"
+        )
+
+
+def check_mx_scales(execution: Execution, kind: str, what: str) -> None:
+    """Raises if a machine that multiplies by E8M0 scales itself would get others.
+
+    Args:
+      execution: how the GEMM adds up.
+      kind: "mx" for E8M0 scales and for a recipe whose scales are powers of two.
+      what: call and operand, for the message.
+    """
+    machine = MACHINES.get(execution.accumulation)
+    if machine is not None and machine.scales_inside and kind != "mx":
+        raise ValueError(
+            f"{what} has scales that are not E8M0, but {machine.name} multiplies by powers of two: "
+            "use MXScaling, or scales of dtype float8_e8m0fnu"
+        )
 
 
 def check_out_dtype(dtype: npt.DTypeLike, call: str) -> np.dtype[Any]:
@@ -232,6 +270,7 @@ def _abstract(
         lhs_tile=lhs_tile,
         rhs_tile=rhs_tile,
         out_dtype=out_dtype,
+        execution=execution,
     )
     # `update` keeps the mesh and the varying axes of lhs, which `gemm` has made those of all four.
     return lhs.update(shape=shape, dtype=np.dtype(out_dtype), weak_type=False)
@@ -271,6 +310,7 @@ def _target(
         "rhs_tile": np.array(rhs_tile, np.int64),
         "accumulation": execution.accumulation,
         "promotion_interval": np.int64(execution.promotion_interval),
+        "split_k": np.int64(execution.split_k),
     }
 
 

@@ -154,7 +154,7 @@ def _fp8_gradient(
         (fold_batch_into_axis(fixed, fixed_axis, reduced), fixed_axis),
         c.axes[s],
     )
-    return gemm(lhs, lhs_axis, rhs, rhs_axis, out_dtype=dtype, execution=c.execution)
+    return gemm(lhs, lhs_axis, rhs, rhs_axis, out_dtype=dtype, execution=c.gradient_execution(s))
 
 
 def _bfloat16_gradient(c: Contraction, s: int, g: Array, fixed: Array, reduced: Axes) -> Array:

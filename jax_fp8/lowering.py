@@ -18,7 +18,7 @@ from jax.interpreters import mlir
 from jax_fp8 import _compat, _ffi
 from jax_fp8.config import REQUIRE_KERNEL_VARIABLE, Execution
 
-__all__ = ["KernelRow", "Targets", "kernel_table", "register", "register_lowerings"]
+__all__ = ["KernelRow", "Targets", "kernel_table", "register", "register_lowerings", "row_name"]
 
 #: XLA's platform names of the kernels that exist, by the names that users see.
 PLATFORMS: Final = {"cpu": "cpu"}
@@ -77,13 +77,21 @@ def register_lowerings(
     def kernel_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         register()
         name, attributes = target(num_operands=len(operands), **params)
-        attributes["kernel"] = _row_name(operation, params["execution"])
+        execution: Execution = params["execution"]
+        table = execution.operation if operation == "gemm" else operation
+        attributes["kernel"] = row_name(table, execution)
         return jax.ffi.ffi_lowering(name)(ctx, *operands, **attributes)
 
     def reference_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         execution: Execution = params["execution"]
         what = f"{primitive} on {', '.join(aval.str_short() for aval in ctx.avals_in)}"
         platforms = "/".join(ctx.module_context.platforms)
+        if operation == "gemm" and execution.operation == "emulate":
+            raise NotImplementedError(
+                f"{what}: accumulation {execution.accumulation!r} is emulated by CPU kernels only, "
+                f"and this is the platform {platforms}: run it under "
+                "jax.default_device(jax.devices('cpu')[0])"
+            )
         if execution.require_kernel:
             raise NotImplementedError(
                 f"{what}: there is no kernel for the platform {platforms}; kernels "
@@ -103,7 +111,7 @@ def register_lowerings(
         mlir.register_lowering(primitive, kernel_rule, platform=platform)
 
 
-def _row_name(operation: str, execution: Execution) -> str:
+def row_name(operation: str, execution: Execution) -> str:
     """The forced row if this operation has one of that name, else "" (the first that accepts)."""
     rows = {row.name for row in kernel_table() if row.operation == operation}
     return execution.kernel if execution.kernel in rows else ""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from jax_fp8 import formats
+from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
 from jax_fp8.formats import Format
 
 __all__ = [
@@ -31,7 +32,7 @@ Tile = tuple[int, int]
 ROLES: Final[tuple[Role, ...]] = ("input", "weight", "gradient")
 #: Roles that an operand of a public call can have; "gradient" is what the derivative rule
 #: quantises.
-OPERAND_ROLES: Final = ("input", "weight")
+OPERAND_ROLES: Final[tuple[Role, ...]] = ("input", "weight")
 #: Values of the options of a recipe.
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "ste": ("pass", "mask_saturated"),
@@ -60,6 +61,11 @@ class Recipe:
         unquantised input and cotangent, as torchao's recipe rowwise_with_gw_hp.
       rounding: how gradients are rounded to FP8: "nearest", or "stochastic", which is unbiased and
         needs `key=` in the call. Inputs and weights are always rounded to nearest.
+      accumulation: name of the accumulation model of `emulation.MACHINES` that CPU kernels emulate,
+        or "native"; a `PerGemm` says it for forward pass, dgrad and wgrad apart. Contexts
+        (`emulate`) and arguments of a call go before a recipe; so for the next two.
+      promotion_interval: k after which a short accumulator is added to an FP32 sum; None is never.
+      split_k: parts of k that are added up apart from each other.
     """
 
     input_format: Format = formats.E4M3FN
@@ -70,6 +76,9 @@ class Recipe:
     residuals: Literal["fp8", "high_precision"] = "fp8"
     weight_gradient: Literal["fp8", "bfloat16"] = "fp8"
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    accumulation: str | PerGemm[str] | Unset = UNSET
+    promotion_interval: int | PerGemm[int | None] | Unset | None = UNSET
+    split_k: int | PerGemm[int] | Unset = UNSET
 
     tiles: ClassVar[Mapping[Role, Tile]] = {}
 
@@ -85,6 +94,12 @@ class Recipe:
                 raise ValueError(
                     f"{name}: {option} is {given!r}; it must be one of {', '.join(values)}"
                 )
+        self.sums.checked(name)
+
+    @property
+    def sums(self) -> Sums:
+        """How the GEMMs add up."""
+        return Sums(self.accumulation, self.promotion_interval, self.split_k)
 
     def format(self, role: Role) -> Format:
         """Format of the codes of an operand with this role."""

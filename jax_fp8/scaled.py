@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from jax_fp8 import config, dimension_numbers, formats, gemm
+from jax_fp8.accumulation import UNSET, Sums, Unset
 from jax_fp8.array import ScaledArray, resolve_tile, scale_shape
-from jax_fp8.config import UNSET, Unset
 from jax_fp8.dot import check_k, plan_of
+from jax_fp8.emulation.machines import MACHINES
+from jax_fp8.emulation.overflow import warn_of_overflow
 from jax_fp8.operands import check_scaled_array
 from jax_fp8.primitive import refuse_explicit
 from jax_fp8.scaling import scale_to_float32
@@ -31,6 +33,7 @@ def scaled_dot_general(
     *,
     accumulation: str | Unset = UNSET,
     promotion_interval: int | Unset | None = UNSET,
+    split_k: int | Unset = UNSET,
 ) -> Array:
     """Multiplies scaled FP8 operands: `dequantize(lhs) · dequantize(rhs)`, added in FP32.
 
@@ -41,9 +44,12 @@ def scaled_dot_general(
       rhs: scaled array, E4M3FN or E5M2; the formats may differ.
       dimension_numbers: as for `jax.lax.dot_general`.
       preferred_element_type: float32, bfloat16 or float16: the FP32 result is rounded to it once.
-      accumulation: model of the accumulator; explicit argument > context > "native".
-      promotion_interval: k after which a short accumulator is added to FP32. CPU kernels accumulate
-        in FP32 throughout and ignore it.
+      accumulation: accumulation model to emulate on a CPU, a name of `emulation.MACHINES`; explicit
+        argument > context > "native".
+      promotion_interval: k after which a short accumulator is added to an FP32 sum, a multiple of
+        the model's step; None is never. Left out everywhere, the model's default. The native CPU
+        kernels accumulate in FP32 throughout and ignore it.
+      split_k: parts of k that are added up apart from each other, and at the end in FP32.
 
     Returns:
       Array of shape (batch..., lhs free..., rhs free...).
@@ -61,8 +67,8 @@ def scaled_dot_general(
     for side, q in (("lhs", lhs), ("rhs", rhs)):
         check_scaled_array(q, call, side)
     plan = plan_of(dimension_numbers, lhs, rhs, call)
-    _check_scale_kinds(plan, lhs, rhs, call)
-    execution = config.current(accumulation, promotion_interval, call=call)
+    execution = _execution(Sums(accumulation, promotion_interval, split_k), call)
+    _check_scale_kinds(plan, lhs, rhs, execution, call)
     lhs, rhs = (ScaledArray(q.values, scale_to_float32(q.scale), q.tile) for q in (lhs, rhs))
     out = gemm.gemm(
         plan.lhs.canonical_scaled(lhs, call, "lhs"),
@@ -86,6 +92,7 @@ def scaled_matmul(
     preferred_element_type: npt.DTypeLike = np.float32,
     accumulation: str | Unset = UNSET,
     promotion_interval: int | Unset | None = UNSET,
+    split_k: int | Unset = UNSET,
 ) -> Array:
     """Multiplies raw FP8 matrices with scales that you computed yourself.
 
@@ -99,8 +106,9 @@ def scaled_matmul(
         Needed where the grid does not divide the dim, or where more than one usual tile explains
       it. rhs_tile: (k, n) sizes that one scale covers.
       preferred_element_type: float32, bfloat16 or float16.
-      accumulation: see `scaled_dot_general`.
+      accumulation: see `scaled_dot_general`. "cdna3_mfma" takes FNUZ values too.
       promotion_interval: see `scaled_dot_general`.
+      split_k: see `scaled_dot_general`.
 
     Returns:
       (*batch, m, n) array.
@@ -115,8 +123,9 @@ def scaled_matmul(
     """
     call = "scaled_matmul"
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    execution = _execution(Sums(accumulation, promotion_interval, split_k), call)
     for side, x in (("lhs", lhs), ("rhs", rhs)):
-        formats.lookup(x.dtype, call=f"{call}: {side}")
+        gemm.check_codes(x.dtype, MACHINES.get(execution.accumulation), f"{call}: {side}")
         if x.ndim < 2:
             raise ValueError(f"{call}: {side} has shape {x.shape}; it must be a matrix")
     check_k(lhs, lhs.ndim - 1, rhs, rhs.ndim - 2, call)
@@ -138,11 +147,10 @@ def scaled_matmul(
             )
         )
     (lhs, lhs_scale, lhs_pair), (rhs, rhs_scale, rhs_pair) = operands
-    gemm.check_scale_pair(
-        call,
-        gemm.scale_kind(lhs_scale.dtype, lhs_scale.shape[-1], lhs_scale.shape[-2]),
-        gemm.scale_kind(rhs_scale.dtype, rhs_scale.shape[-2], rhs_scale.shape[-1]),
-    )
+    lhs_kind = gemm.scale_kind(lhs_scale.dtype, lhs_scale.shape[-1], lhs_scale.shape[-2])
+    rhs_kind = gemm.scale_kind(rhs_scale.dtype, rhs_scale.shape[-2], rhs_scale.shape[-1])
+    gemm.check_scale_pair(call, lhs_kind, rhs_kind)
+    gemm.check_mx_scales(execution, lhs_kind, f"{call}: lhs")
     lhs_scale, rhs_scale = (scale_to_float32(s) for s in (lhs_scale, rhs_scale))
     out_dtype = gemm.check_out_dtype(preferred_element_type, call)
     gemm.validate(
@@ -155,6 +163,7 @@ def scaled_matmul(
         lhs_tile=lhs_pair,
         rhs_tile=rhs_pair[::-1],
         out_dtype=out_dtype,
+        execution=execution,
         call=call,
     )
     return gemm.gemm(
@@ -163,12 +172,22 @@ def scaled_matmul(
         gemm.Matrix(rhs, rhs_scale, rhs_pair),
         -2,
         out_dtype=out_dtype,
-        execution=config.current(accumulation, promotion_interval, call=call),
+        execution=execution,
     )
 
 
+def _execution(sums: Sums, call: str) -> config.Execution:
+    executions = config.executions(sums, call=call)
+    warn_of_overflow(executions, call)
+    return executions.forward
+
+
 def _check_scale_kinds(
-    plan: dimension_numbers.Plan, lhs: ScaledArray, rhs: ScaledArray, call: str
+    plan: dimension_numbers.Plan,
+    lhs: ScaledArray,
+    rhs: ScaledArray,
+    execution: config.Execution,
+    call: str,
 ) -> None:
     kinds = []
     for side, q in ((plan.lhs, lhs), (plan.rhs, rhs)):
@@ -177,6 +196,7 @@ def _check_scale_kinds(
         )
         kinds.append(gemm.scale_kind(q.scale.dtype, 1 + k, 1 + rows))
     gemm.check_scale_pair(call, kinds[0], kinds[1])
+    gemm.check_mx_scales(execution, kinds[0], f"{call}: lhs")
 
 
 #: Tile sizes in common use; a scale that two of them explain is ambiguous without an explicit tile.

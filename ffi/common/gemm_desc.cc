@@ -28,10 +28,13 @@ std::string ToString(const GemmDesc& desc) {
                      OperandToString(desc.lhs, desc.lhs.k_contiguous ? "mk" : "km") + "·" +
                      OperandToString(desc.rhs, desc.rhs.k_contiguous ? "nk" : "kn") + "->" +
                      OutTypeName(desc.out);
-  if (desc.accumulation != "native") text += " accumulation=" + desc.accumulation;
-  if (desc.promotion_interval != 0) {
-    text += " promotion_interval=" + std::to_string(desc.promotion_interval);
+  if (desc.machine != nullptr) {
+    text += std::string(" accumulation=") + desc.machine->name;
+    if (!desc.machine->ignores_interval && desc.promotion_interval != 0) {
+      text += " promotion_interval=" + std::to_string(desc.promotion_interval);
+    }
   }
+  if (desc.split_k != 1) text += " split_k=" + std::to_string(desc.split_k);
   return text;
 }
 

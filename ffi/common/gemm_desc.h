@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/fp8.h"
+#include "common/machine.h"
 
 namespace jax_fp8 {
 
@@ -25,8 +26,14 @@ struct GemmDesc {
   int64_t m, n, k;
   OperandDesc lhs, rhs;
   OutType out;
-  std::string accumulation = "native";
-  int64_t promotion_interval = 0;  // 0: none
+  const Machine* machine = nullptr;  // whose accumulator to emulate; null: the kernel's own
+  int64_t promotion_interval = 0;    // k after which a sum is added to an FP32 one; 0: none
+  int64_t split_k = 1;               // parts of k with sums of their own, added at the end
+
+  // Whether the request is for the kernels that emulate: FP32 sums in order are every kernel's own.
+  bool is_emulated() const {
+    return machine != nullptr && (machine != FindMachine("fp32") || split_k > 1);
+  }
 };
 
 // One operand of one matrix product. Scales are addressed by strides, so that no caller has to

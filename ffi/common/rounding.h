@@ -1,5 +1,5 @@
-// One FP32 value to the 16-bit types, to nearest even by integer steps: the same bits on every
-// machine and in every floating-point mode. NaN stays a quiet NaN of its sign.
+// One FP32 value to the 16-bit types, to nearest even by integer steps, and back: the same bits on
+// every machine and in every floating-point mode. NaN stays a quiet NaN of its sign.
 #pragma once
 
 #include <bit>
@@ -26,6 +26,20 @@ inline uint16_t FloatToF16Bits(float value) {
   constexpr uint32_t kBiasDifference = (127 - 15) << 23;
   return static_cast<uint16_t>(sign |
                                (magnitude - kBiasDifference + 0xFFF + (magnitude >> 13 & 1)) >> 13);
+}
+
+inline float F16BitsToFloat(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
+  const uint32_t magnitude = bits & 0x7FFF;
+  if (magnitude >= 0x7C00) {  // infinity and NaN
+    return std::bit_cast<float>(sign | 0x7F800000 | (magnitude & 0x3FF) << 13);
+  }
+  if (magnitude < 0x0400) {  // below 2^-14: a multiple of 2^-24
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    return sign != 0 ? -value : value;
+  }
+  constexpr uint32_t kBiasDifference = (127 - 15) << 23;
+  return std::bit_cast<float>(sign | ((magnitude << 13) + kBiasDifference));
 }
 
 }  // namespace jax_fp8

@@ -4,37 +4,13 @@
 #include <cmath>
 #include <cstdint>
 
-#include "common/rounding.h"
 #include "cpu/kernels.h"
+#include "cpu/scalar_operand.h"
 
 namespace jax_fp8 {
 namespace {
 
-// Element access to one operand, whatever its layout.
-class Operand {
- public:
-  Operand(const OperandDesc& desc, const OperandBuffer& buffer)
-      : desc_(desc), buffer_(buffer), table_(DecodeTable(desc.format).data()) {}
-
-  float Value(int64_t row, int64_t k) const {
-    const int64_t index =
-        desc_.k_contiguous ? row * buffer_.leading_stride + k : k * buffer_.leading_stride + row;
-    return Bf16BitsToFloat(table_[buffer_.values[index]]);
-  }
-  float Scale(int64_t row, int64_t k) const {
-    return buffer_.scale[row / desc_.tile_rows * buffer_.scale_row_stride +
-                         k / desc_.tile_k * buffer_.scale_k_stride];
-  }
-  // The first k after `k` that has another scale.
-  int64_t NextTile(int64_t k) const { return (k / desc_.tile_k + 1) * desc_.tile_k; }
-
- private:
-  const OperandDesc& desc_;
-  const OperandBuffer& buffer_;
-  const uint16_t* table_;
-};
-
-float OutputElement(const Operand& lhs, const Operand& rhs, int64_t row, int64_t col,
+float OutputElement(const ScalarOperand& lhs, const ScalarOperand& rhs, int64_t row, int64_t col,
                     int64_t size_k, bool scales_vary_along_k) {
   float acc = 0;
   for (int64_t begin = 0, end; begin < size_k; begin = end) {
@@ -51,20 +27,6 @@ float OutputElement(const Operand& lhs, const Operand& rhs, int64_t row, int64_t
   return acc;
 }
 
-void Store(float value, OutType type, void* out, int64_t index) {
-  switch (type) {
-    case OutType::kF32:
-      static_cast<float*>(out)[index] = value;
-      break;
-    case OutType::kBF16:
-      static_cast<uint16_t*>(out)[index] = FloatToBf16Bits(value);
-      break;
-    case OutType::kF16:
-      static_cast<uint16_t*>(out)[index] = FloatToF16Bits(value);
-      break;
-  }
-}
-
 }  // namespace
 
 bool RunGemmScalar(const GemmDesc& desc, std::span<const GemmBuffers> batch,
@@ -73,10 +35,10 @@ bool RunGemmScalar(const GemmDesc& desc, std::span<const GemmBuffers> batch,
   parallel_for(static_cast<int64_t>(batch.size()) * desc.m, [&](int64_t task) {
     const GemmBuffers& buffers = batch[task / desc.m];
     const int64_t row = task % desc.m;
-    const Operand lhs(desc.lhs, buffers.lhs), rhs(desc.rhs, buffers.rhs);
+    const ScalarOperand lhs(desc.lhs, buffers.lhs), rhs(desc.rhs, buffers.rhs);
     for (int64_t col = 0; col < desc.n; ++col) {
       const float value = OutputElement(lhs, rhs, row, col, desc.k, scales_vary_along_k);
-      Store(value, desc.out, buffers.out, row * desc.n + col);
+      StoreElement(value, desc.out, buffers.out, row * desc.n + col);
     }
   });
   return true;

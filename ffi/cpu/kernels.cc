@@ -13,9 +13,13 @@ using PackedIsa = const PackedGemmIsa* (*)();
 // Every row computes the fp32 model, of which promotion_interval is no part: every piece of k is
 // one chain of FP32 FMAs whatever its length.
 std::string WhyNotFp32Model(const GemmDesc& desc) {
-  if (desc.accumulation == "native" || desc.accumulation == "fp32") return "";
-  return "accumulation '" + desc.accumulation +
-         "' is not what this row computes: it is the fp32 model";
+  for (Format format : {desc.lhs.format, desc.rhs.format}) {
+    if (Info(format).is_fnuz) return std::string(Info(format).name) + " is not an OCP format";
+  }
+  if (desc.machine == nullptr && desc.split_k > 1) {
+    return "this row adds all k in order; split_k needs accumulation='fp32' or another model";
+  }
+  return "";
 }
 
 std::string NotBuilt(const std::string& isa) {

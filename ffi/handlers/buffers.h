@@ -21,10 +21,16 @@ inline std::string ToString(Dims dims) {
   return text + ")";
 }
 
-inline bool ParseFormat(xla::ffi::DataType type, Format* format) {
+inline bool ParseOcpFormat(xla::ffi::DataType type, Format* format) {
   if (type == xla::ffi::DataType::F8E4M3FN) return *format = Format::kE4M3FN, true;
   if (type == xla::ffi::DataType::F8E5M2) return *format = Format::kE5M2, true;
   return false;
+}
+
+inline bool ParseFormat(xla::ffi::DataType type, Format* format) {
+  if (type == xla::ffi::DataType::F8E4M3FNUZ) return *format = Format::kE4M3FNUZ, true;
+  if (type == xla::ffi::DataType::F8E5M2FNUZ) return *format = Format::kE5M2FNUZ, true;
+  return ParseOcpFormat(type, format);
 }
 
 }  // namespace jax_fp8

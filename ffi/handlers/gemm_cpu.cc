@@ -1,6 +1,7 @@
 // The CPU handler of "jax_fp8.gemm.v1": checks everything that protects memory, turns XLA's buffers
 // into one GemmDesc and one GemmBuffers per batch element, and runs the kernel that takes them.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "common/gemm_desc.h"
 #include "common/parallel.h"
+#include "cpu/emulate.h"
 #include "cpu/kernels.h"
 #include "handlers/buffers.h"
 #include "handlers/gemm_handlers.h"
@@ -51,7 +53,7 @@ ffi::Error ReadOperand(const OperandArgs& args, Dims out, int64_t rows, OperandD
   const std::string name = args.name, row_dim = args.row_dim;
   const Dims dims = args.values.dimensions(), scale_dims = args.scale.dimensions();
   if (!ParseFormat(args.values.element_type(), &desc->format)) {
-    return Invalid(name + " must be float8_e4m3fn or float8_e5m2");
+    return Invalid(name + " must be an FP8 array");
   }
   if (args.scale.element_type() != ffi::DataType::F32) {
     return Invalid(name + "_scale must be float32");
@@ -96,6 +98,15 @@ ffi::Error ReadOperand(const OperandArgs& args, Dims out, int64_t rows, OperandD
   desc->tile_rows = std::clamp<int64_t>(sizes->tile_rows, 1, std::max<int64_t>(sizes->rows, 1));
   desc->tile_k = std::clamp<int64_t>(sizes->tile_k, 1, std::max<int64_t>(sizes->k, 1));
   return ffi::Error::Success();
+}
+
+// Whether every scale is a value of E8M0: a power of two from 2^-127 to 2^127, or NaN.
+bool HasE8M0Scales(ffi::AnyBuffer scale) {
+  const auto* values = static_cast<const float*>(scale.untyped_data());
+  return std::all_of(values, values + scale.element_count(), [](float value) {
+    return std::isnan(value) || (value >= 0x1p-127f && std::isfinite(value) &&
+                                 std::ldexp(value, -std::ilogb(value)) == 1.0f);
+  });
 }
 
 // How many of the innermost batch dims fold into m, so that vmap over a few rows each runs as one
@@ -153,8 +164,8 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
                 ffi::AnyBuffer lhs_scale, ffi::AnyBuffer rhs_scale, ffi::Result<ffi::AnyBuffer> out,
                 std::string_view lhs_layout, std::string_view rhs_layout,
                 ffi::Span<const int64_t> lhs_tile, ffi::Span<const int64_t> rhs_tile,
-                std::string_view kernel, std::string_view accumulation,
-                int64_t promotion_interval) {
+                std::string_view kernel, std::string_view accumulation, int64_t promotion_interval,
+                int64_t split_k) {
   const OperandArgs lhs{"lhs", "m", lhs_values, lhs_scale, lhs_layout, lhs_tile};
   const OperandArgs rhs{"rhs", "n", rhs_values, rhs_scale, rhs_layout, rhs_tile};
   const Dims out_dims = out->dimensions();
@@ -167,8 +178,15 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
                 .lhs = {},
                 .rhs = {},
                 .out = OutType::kF32,
-                .accumulation = std::string(accumulation),
-                .promotion_interval = promotion_interval};
+                .machine = FindMachine(accumulation),
+                .promotion_interval = promotion_interval,
+                .split_k = split_k};
+  if (desc.machine == nullptr && accumulation != "native") {
+    return Invalid("there is no accumulation model '" + std::string(accumulation) + "'");
+  }
+  if (promotion_interval < 0 || split_k < 1) {
+    return Invalid("promotion_interval must be >= 0 and split_k >= 1");
+  }
   OperandSizes lhs_sizes, rhs_sizes;
   if (auto error = ReadOperand(lhs, out_dims, desc.m, &desc.lhs, &lhs_sizes); error.failure()) {
     return error;
@@ -187,8 +205,17 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
   }
 
   std::string reasons;
-  const GemmKernel* row = Pick(GemmKernels(), desc, kernel, &reasons);
+  const auto rows = desc.is_emulated() ? EmulateKernels() : GemmKernels();
+  const GemmKernel* row = Pick(rows, desc, kernel, &reasons);
   if (row == nullptr) return Invalid(reasons);
+  if (desc.machine != nullptr && desc.machine->scales_inside) {
+    for (const OperandArgs& args : {lhs, rhs}) {
+      if (!HasE8M0Scales(args.scale)) {
+        return Invalid(std::string(args.name) + "_scale must hold powers of two, or NaN, for " +
+                       desc.machine->name);
+      }
+    }
+  }
   if (out->element_count() == 0) return ffi::Error::Success();
   if (desc.k == 0) {
     std::memset(out->untyped_data(), 0, out->size_bytes());
@@ -204,7 +231,10 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
                   .rhs = BatchElement(rhs, rhs_sizes, out_dims, batch_rank, i),
                   .out = static_cast<char*>(out->untyped_data()) + i * out_bytes};
     }
-    if (row->run(desc, batch, OnPool(pool))) return ffi::Error::Success();
+    const ParallelFor parallel_for = OnPool(pool);
+    const bool done = desc.is_emulated() ? RunEmulate(*row, desc, batch, parallel_for)
+                                         : row->run(desc, batch, parallel_for);
+    if (done) return ffi::Error::Success();
   } catch (const std::bad_alloc&) {  // no exception may reach XLA
   }
   return ffi::Error(ffi::ErrorCode::kResourceExhausted,
@@ -225,7 +255,8 @@ XLA_FFI_DEFINE_HANDLER(GemmHandler, Gemm,
                            .Attr<ffi::Span<const int64_t>>("rhs_tile")
                            .Attr<std::string_view>("kernel")
                            .Attr<std::string_view>("accumulation")
-                           .Attr<int64_t>("promotion_interval"));
+                           .Attr<int64_t>("promotion_interval")
+                           .Attr<int64_t>("split_k"));
 
 }  // namespace
 

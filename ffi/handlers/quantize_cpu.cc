@@ -54,7 +54,7 @@ std::string ReadScaled(const ScaledArgs& args, const NamedBuffer& real, Format* 
   if (!std::equal(dims.begin(), dims.end(), values_dims.begin(), values_dims.end())) {
     return args.values.Shape() + " must have the shape of " + real.Shape();
   }
-  if (!ParseFormat(args.values.buffer.element_type(), format)) {
+  if (!ParseOcpFormat(args.values.buffer.element_type(), format)) {
     return args.values.name + " must be float8_e4m3fn or float8_e5m2";
   }
   if (args.scale.buffer.element_type() != ffi::DataType::F32) {

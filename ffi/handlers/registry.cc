@@ -2,9 +2,11 @@
 #include <span>
 
 #include "common/gemm_desc.h"
+#include "cpu/emulate.h"
 #include "cpu/kernels.h"
 #include "handlers/gemm_handlers.h"
 #include "handlers/handlers.h"
+#include "handlers/instruction_handlers.h"
 #include "handlers/quantize_handlers.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -12,7 +14,10 @@ namespace jax_fp8 {
 namespace {
 
 Format ParseFormat(const std::string& name) {
-  return name == Info(Format::kE5M2).name ? Format::kE5M2 : Format::kE4M3FN;
+  for (size_t i = 0; i < kFormats.size(); ++i) {
+    if (name == kFormats[i].name) return static_cast<Format>(i);
+  }
+  return Format::kE4M3FN;
 }
 
 OutType ParseOutType(const std::string& name) {
@@ -24,7 +29,9 @@ OutType ParseOutType(const std::string& name) {
 // Each row with its reason to refuse `desc`.
 std::vector<std::pair<std::string, std::string>> Reasons(const GemmDesc& desc) {
   std::vector<std::pair<std::string, std::string>> reasons;
-  for (const GemmKernel& row : GemmKernels()) reasons.emplace_back(row.name, row.why_not(desc));
+  for (const GemmKernel& row : desc.is_emulated() ? EmulateKernels() : GemmKernels()) {
+    reasons.emplace_back(row.name, row.why_not(desc));
+  }
   return reasons;
 }
 
@@ -32,8 +39,8 @@ std::vector<std::pair<std::string, std::string>> Reasons(const GemmDesc& desc) {
 
 std::vector<Registration> Registrations() {
   std::vector<Registration> registrations = GemmRegistrations();
-  for (const Registration& registration : QuantizeRegistrations()) {
-    registrations.push_back(registration);
+  for (const auto& more : {InstructionRegistrations(), QuantizeRegistrations()}) {
+    registrations.insert(registrations.end(), more.begin(), more.end());
   }
   return registrations;
 }
@@ -42,14 +49,16 @@ std::pair<int, int> FfiApiVersion() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MIN
 
 std::vector<std::vector<std::string>> KernelTable() {
   // A request that no row refuses for its own sake: what remains is the machine's or the build's.
-  const GemmDesc any{.m = 1,
-                     .n = 1,
-                     .k = 1,
-                     .lhs = {Format::kE4M3FN, true, 1, 1},
-                     .rhs = {Format::kE4M3FN, true, 1, 1},
-                     .out = OutType::kF32};
+  GemmDesc any{.m = 1,
+               .n = 1,
+               .k = 1,
+               .lhs = {Format::kE4M3FN, true, 1, 1},
+               .rhs = {Format::kE4M3FN, true, 1, 1},
+               .out = OutType::kF32};
   std::vector<std::vector<std::string>> table;
   for (const auto& [name, reason] : Reasons(any)) table.push_back({"gemm", name, reason});
+  any.machine = FindMachine("hopper_wgmma");
+  for (const auto& [name, reason] : Reasons(any)) table.push_back({"emulate", name, reason});
   for (const auto& row : QuantizeKernelTable()) table.push_back(row);
   return table;
 }
@@ -58,7 +67,7 @@ std::vector<std::pair<std::string, std::string>> ExplainGemm(
     int64_t m, int64_t n, int64_t k, const std::string& lhs_format, const std::string& rhs_format,
     const std::string& out_type, const std::string& lhs_layout, const std::string& rhs_layout,
     std::pair<int64_t, int64_t> lhs_tile, std::pair<int64_t, int64_t> rhs_tile,
-    const std::string& accumulation, int64_t promotion_interval) {
+    const std::string& accumulation, int64_t promotion_interval, int64_t split_k) {
   return Reasons(
       {.m = m,
        .n = n,
@@ -66,8 +75,25 @@ std::vector<std::pair<std::string, std::string>> ExplainGemm(
        .lhs = {ParseFormat(lhs_format), lhs_layout == "mk", lhs_tile.first, lhs_tile.second},
        .rhs = {ParseFormat(rhs_format), rhs_layout == "nk", rhs_tile.first, rhs_tile.second},
        .out = ParseOutType(out_type),
-       .accumulation = accumulation,
-       .promotion_interval = promotion_interval});
+       .machine = FindMachine(accumulation),
+       .promotion_interval = promotion_interval,
+       .split_k = split_k});
+}
+
+int64_t Fp16Overflows() { return Fp16OverflowCount(); }
+
+std::vector<MachineRow> MachineTable() {
+  constexpr const char* kSummations[] = {"aligned", "grouped",  "sequential",
+                                         "chunked", "pairwise", "exact"};
+  constexpr const char* kRoundings[] = {"rz_e8m13", "rz_fp32", "rne_fp32", "rne_fp16", "rne_bf16"};
+  std::vector<MachineRow> table;
+  for (const Machine& machine : Machines()) {
+    table.emplace_back(machine.name, kSummations[static_cast<int>(machine.summation)], machine.step,
+                       machine.fraction_bits, kRoundings[static_cast<int>(machine.rounding)],
+                       machine.zero_exponent, machine.fp16_operands, machine.scales_inside,
+                       machine.fnuz_operands, machine.ignores_interval);
+  }
+  return table;
 }
 
 }  // namespace jax_fp8
