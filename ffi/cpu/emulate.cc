@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "cpu/accumulator.h"
+#include "cpu/features.h"
+#include "cpu/scalar_operand.h"
 
 namespace jax_fp8 {
 namespace {
@@ -32,7 +34,8 @@ std::string WhyNot(const GemmDesc& desc) {
   return "";
 }
 
-// Whether a row of lhs, or of rhs, holds a code that is no finite number.
+// Which rows of lhs, or of rhs, hold a code that is no finite number, or a scale that is NaN and
+// multiplies inside a step.
 std::vector<bool> NonFiniteRows(const OperandDesc& desc, const OperandBuffer& buffer, int64_t rows,
                                 int64_t k, const Machine& machine) {
   const auto& table = DecodedTable(machine, desc.format);
@@ -40,6 +43,12 @@ std::vector<bool> NonFiniteRows(const OperandDesc& desc, const OperandBuffer& bu
   for (int code = 0; code < 256; ++code)
     is_special[code] = table[code].is_nan || table[code].is_inf;
   std::vector<bool> found(rows, false);
+  for (int64_t row = 0; machine.scales_inside && row < rows; ++row) {
+    const float* scale = buffer.scale + row / desc.tile_rows * buffer.scale_row_stride;
+    for (int64_t i = 0; i * desc.tile_k < k; ++i) {
+      if (std::isnan(scale[i * buffer.scale_k_stride])) found[row] = true;
+    }
+  }
   const int64_t num_lines = desc.k_contiguous ? rows : k, line = desc.k_contiguous ? k : rows;
   for (int64_t i = 0; i < num_lines; ++i) {
     for (int64_t j = 0; j < line; ++j) {
@@ -50,6 +59,15 @@ std::vector<bool> NonFiniteRows(const OperandDesc& desc, const OperandBuffer& bu
   }
   return found;
 }
+
+// A row or a column of outputs that meets what the vectorised code leaves out.
+struct Exceptions {
+  std::vector<bool> rows, cols;
+
+  Exceptions(const GemmDesc& desc, const GemmBuffers& buffers)
+      : rows(NonFiniteRows(desc.lhs, buffers.lhs, desc.m, desc.k, *desc.machine)),
+        cols(NonFiniteRows(desc.rhs, buffers.rhs, desc.n, desc.k, *desc.machine)) {}
+};
 
 std::atomic<int64_t> overflow_count = 0;
 
@@ -62,19 +80,61 @@ bool IsFinite(const GemmDesc& desc, const void* out, int64_t index) {
 
 // Adds to overflow_count what an FP16 accumulator made of finite operands.
 void CountOverflows(const GemmDesc& desc, const GemmBuffers& buffers) {
-  const auto bad_rows = NonFiniteRows(desc.lhs, buffers.lhs, desc.m, desc.k, *desc.machine);
-  const auto bad_cols = NonFiniteRows(desc.rhs, buffers.rhs, desc.n, desc.k, *desc.machine);
+  const Exceptions exceptions(desc, buffers);
   int64_t count = 0;
   for (int64_t row = 0; row < desc.m; ++row) {
     for (int64_t col = 0; col < desc.n; ++col) {
-      if (bad_rows[row] || bad_cols[col]) continue;
+      if (exceptions.rows[row] || exceptions.cols[col]) continue;
       count += !IsFinite(desc, buffers.out, row * desc.n + col);
     }
   }
   overflow_count += count;
 }
 
+using Emulation = const PackedGemmIsa* (*)(const Machine&);
+
+// Operands that are all finite, by the code of an ISA, and outputs that meet a NaN or an infinity,
+// one by one.
+template <Emulation emulation>
+bool RunVectorised(const GemmDesc& desc, std::span<const GemmBuffers> batch,
+                   const ParallelFor& parallel_for) {
+  if (!RunPackedGemm(*emulation(*desc.machine), desc, batch, parallel_for)) return false;
+  for (const GemmBuffers& buffers : batch) {
+    const Exceptions exceptions(desc, buffers);
+    const int64_t num_cols = std::count(exceptions.cols.begin(), exceptions.cols.end(), true);
+    const int64_t num_rows = std::count(exceptions.rows.begin(), exceptions.rows.end(), true);
+    if (num_rows + num_cols == 0) continue;
+    parallel_for(desc.m, [&](int64_t row) {
+      if (!exceptions.rows[row] && num_cols == 0) return;
+      for (int64_t col = 0; col < desc.n; ++col) {
+        if (!exceptions.rows[row] && !exceptions.cols[col]) continue;
+        StoreElement(EmulateElement(desc, buffers, row, col), desc.out, buffers.out,
+                     row * desc.n + col);
+      }
+    });
+  }
+  return true;
+}
+
+std::string NoCode(const char* isa, const Machine& machine) {
+  return std::string("the ") + isa + " code of this build does not emulate " + machine.name;
+}
+
+std::string WhyNotAvx512(const GemmDesc& desc) {
+  if (!Features().avx512) return "this CPU has no AVX-512 F, BW, DQ and VL";
+  if (EmulationAvx512(*desc.machine) == nullptr) return NoCode("AVX-512", *desc.machine);
+  return WhyNot(desc);
+}
+
+std::string WhyNotAvx2(const GemmDesc& desc) {
+  if (!Features().avx2) return "this CPU has no AVX2, FMA and F16C";
+  if (EmulationAvx2(*desc.machine) == nullptr) return NoCode("AVX2", *desc.machine);
+  return WhyNot(desc);
+}
+
 constexpr GemmKernel kEmulateKernels[] = {
+    {"avx512", WhyNotAvx512, RunVectorised<EmulationAvx512>},
+    {"avx2", WhyNotAvx2, RunVectorised<EmulationAvx2>},
     {"scalar", WhyNot, RunEmulateScalar},
 };
 

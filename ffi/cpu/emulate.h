@@ -16,6 +16,11 @@ std::span<const GemmKernel> EmulateKernels();
 bool RunEmulate(const GemmKernel& row, const GemmDesc&, std::span<const GemmBuffers>,
                 const ParallelFor&);
 
+// The packed GEMM with the code of one ISA that emulates `machine`; null where this build or the
+// ISA has none.
+const PackedGemmIsa* EmulationAvx512(const Machine& machine);
+const PackedGemmIsa* EmulationAvx2(const Machine& machine);
+
 bool RunEmulateScalar(const GemmDesc&, std::span<const GemmBuffers>, const ParallelFor&);
 
 // One output before it is rounded to its type.

@@ -12,8 +12,12 @@ namespace {
 
 struct GemmAvx2 : Avx2 {
   // 12 of 16 registers hold sums.
-  static constexpr PackedShape kShape = {
-      .tile_rows = 6, .tile_cols = 16, .k_per_word = 1, .block_words = 256, .lhs_row_stride = 272};
+  static constexpr PackedShape kShape = {.tile_rows = 6,
+                                         .tile_cols = 16,
+                                         .k_per_word = 1,
+                                         .block_words = 256,
+                                         .lhs_row_stride = 272,
+                                         .rhs_panel_words = 16 * 256};
 
   [[gnu::always_inline]] static Vec AddProducts(Vec sum, Words lhs, Words rhs) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(lhs), _mm256_castsi256_ps(rhs), sum);

@@ -12,8 +12,12 @@ namespace {
 
 struct GemmAvx512 : Avx512 {
   // 24 of 32 registers hold sums.
-  static constexpr PackedShape kShape = {
-      .tile_rows = 12, .tile_cols = 32, .k_per_word = 1, .block_words = 128, .lhs_row_stride = 144};
+  static constexpr PackedShape kShape = {.tile_rows = 12,
+                                         .tile_cols = 32,
+                                         .k_per_word = 1,
+                                         .block_words = 128,
+                                         .lhs_row_stride = 144,
+                                         .rhs_panel_words = 32 * 128};
 
   [[gnu::always_inline]] static Vec AddProducts(Vec sum, Words lhs, Words rhs) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(lhs), _mm512_castsi512_ps(rhs), sum);

@@ -83,10 +83,11 @@ struct Workspace {
   float* rhs_scale;  // [segment][kMaxPackedCols]
   float* acc;        // [panel][row tile][row][column]
   float* partial;    // the same, where chains cross blocks
+  float* total;      // the same, where k is split into parts
 
   // Sets the pointers into the thread's scratch. False if there is no memory.
   bool Reserve(const PackedShape& shape, int64_t num_rows, int64_t num_tiles, int max_segments,
-               bool separate_partial) {
+               bool separate_partial, bool separate_total) {
     const int64_t tile_size = shape.tile_rows * shape.tile_cols;
     size_t size_bytes = 0;
     auto place = [&size_bytes](int64_t words) {
@@ -95,11 +96,13 @@ struct Workspace {
       return offset;
     };
     const size_t lhs_offset = place(num_rows * shape.lhs_row_stride);
-    const size_t rhs_offset = place(int64_t{kMaxPackedCols} * shape.block_words);
+    const size_t rhs_offset =
+        place(int64_t{kMaxPackedCols} / shape.tile_cols * shape.rhs_panel_words);
     const size_t lhs_scale_offset = place(num_rows * max_segments);
     const size_t rhs_scale_offset = place(int64_t{kMaxPackedCols} * max_segments);
     const size_t acc_offset = place(num_tiles * tile_size);
     const size_t partial_offset = separate_partial ? place(num_tiles * tile_size) : acc_offset;
+    const size_t total_offset = separate_total ? place(num_tiles * tile_size) : acc_offset;
     char* base = static_cast<char*>(Scratch::OfThisThread().Reserve(size_bytes));
     if (base == nullptr) return false;
     lhs = reinterpret_cast<uint32_t*>(base + lhs_offset);
@@ -108,6 +111,7 @@ struct Workspace {
     rhs_scale = reinterpret_cast<float*>(base + rhs_scale_offset);
     acc = reinterpret_cast<float*>(base + acc_offset);
     partial = reinterpret_cast<float*>(base + partial_offset);
+    total = reinterpret_cast<float*>(base + total_offset);
     return true;
   }
 };
@@ -143,7 +147,7 @@ class Task {
     const int64_t num_tiles =
         NeedsAllTiles() ? CeilDiv(cols_.size(), shape_.tile_cols) * num_row_tiles_ : 1;
     if (!workspace_.Reserve(shape_, rows_.size(), num_tiles, k_blocking_.max_segments(),
-                            scales_vary_along_k_ && k_blocking_.chains_cross_blocks())) {
+                            k_blocking_.needs_partial_tiles(), desc_.split_k > 1)) {
       return false;
     }
     for (const KBlocking::Block& block : k_blocking_.blocks()) {
@@ -187,7 +191,7 @@ class Task {
                          float* expanded) const {
     for (int i = 0; i < block.num_segments; ++i) {
       const Segment& segment = k_blocking_.segments(block)[i];
-      if (!segment.ends_piece) continue;
+      if (!segment.ends_piece && !scales_inside_) continue;
       ExpandScales(desc, buffer, rows, block.k_begin + segment.k_begin,
                    expanded + i * segment_stride);
     }
@@ -204,22 +208,22 @@ class Task {
       const int64_t tile_offset =
           NeedsAllTiles() ? (panel * num_row_tiles_ + tile) * shape_.tile_rows * shape_.tile_cols
                           : 0;
-      const TileProduct product{
-          .lhs = workspace_.lhs + rows.begin * shape_.lhs_row_stride,
-          .rhs = workspace_.rhs + packed_panel * shape_.tile_cols * shape_.block_words,
-          .num_rows = static_cast<int>(rows.size()),
-          .segments = k_blocking_.segments(block),
-          .num_segments = block.num_segments,
-          .lhs_scale = workspace_.lhs_scale + rows.begin,
-          .rhs_scale = workspace_.rhs_scale + packed_panel * shape_.tile_cols,
-          .lhs_scale_stride = rows_.size(),
-          .scales_vary_along_k = scales_vary_along_k_,
-          .partial = workspace_.partial + tile_offset,
-          .acc = workspace_.acc + tile_offset};
+      const TileProduct product{.lhs = workspace_.lhs + rows.begin * shape_.lhs_row_stride,
+                                .rhs = workspace_.rhs + packed_panel * shape_.rhs_panel_words,
+                                .num_rows = static_cast<int>(rows.size()),
+                                .segments = k_blocking_.segments(block),
+                                .num_segments = block.num_segments,
+                                .lhs_scale = workspace_.lhs_scale + rows.begin,
+                                .rhs_scale = workspace_.rhs_scale + packed_panel * shape_.tile_cols,
+                                .lhs_scale_stride = rows_.size(),
+                                .scales_vary_along_k = scales_vary_along_k_,
+                                .partial = workspace_.partial + tile_offset,
+                                .acc = workspace_.acc + tile_offset,
+                                .total = workspace_.total + tile_offset};
       const Range out_rows{rows_.begin + rows.begin, rows_.begin + rows.end};
       if (is_last_block) PrefetchOutput(out_rows, cols);
       isa_.multiply(product);
-      if (is_last_block) StoreTile(product.acc, out_rows, cols);
+      if (is_last_block) StoreTile(product.total, out_rows, cols);
     }
   }
 
@@ -235,8 +239,8 @@ class Task {
     }
   }
 
-  void StoreTile(const float* acc, Range rows, Range cols) const {
-    isa_.store({.acc = acc,
+  void StoreTile(const float* total, Range rows, Range cols) const {
+    isa_.store({.total = total,
                 .out = OutputElement(rows.begin, cols.begin),
                 .out_stride = desc_.n,
                 .type = desc_.out,
@@ -255,6 +259,7 @@ class Task {
   const GemmBuffers& buffers_;
   const Range rows_, cols_;
   const int64_t num_row_tiles_;
+  const bool scales_inside_ = desc_.machine != nullptr && desc_.machine->scales_inside;
   const bool scales_vary_along_k_ = desc_.lhs.tile_k < desc_.k || desc_.rhs.tile_k < desc_.k;
   const int64_t element_bytes_ = desc_.out == OutType::kF32 ? 4 : 2;
   Workspace workspace_;
@@ -265,7 +270,7 @@ class Task {
 bool RunPackedGemm(const PackedGemmIsa& isa, const GemmDesc& desc,
                    std::span<const GemmBuffers> batch, const ParallelFor& parallel_for) {
   const int tile_rows = isa.shape.tile_rows;
-  const KBlocking k_blocking(isa.shape, desc.k, desc.lhs.tile_k, desc.rhs.tile_k);
+  const KBlocking k_blocking(isa.shape, desc);
   const TaskGrid grid(desc, static_cast<int64_t>(batch.size()), parallel_for.num_threads,
                       tile_rows);
   std::atomic<bool> has_memory = true;

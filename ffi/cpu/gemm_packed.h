@@ -18,7 +18,7 @@ namespace jax_fp8 {
 inline constexpr int kMaxPackedCols = 64;
 
 // How one ISA packs. A packed lhs is rows of words; a packed rhs is panels of tile_cols columns,
-// each panel block_words rows of tile_cols words.
+// each panel block_words rows of tile_cols words (the emulation packs otherwise, see its files).
 struct PackedShape {
   int tile_rows, tile_cols;  // tile_cols divides kMaxPackedCols
   int k_per_word;
@@ -26,6 +26,9 @@ struct PackedShape {
   // Words from row to row of a packed lhs: no power of two, which would put all rows of a tile into
   // the same L1 sets.
   int lhs_row_stride;
+  int rhs_panel_words;
+  // Chains live in TileProduct::partial while they grow, not in registers.
+  bool chains_in_memory = false;
 };
 
 // A stretch of k within one block and one piece (see KBlocking). All offsets count from the block.
@@ -33,7 +36,10 @@ struct Segment {
   int k_begin, k_end;
   int first_word;
   bool starts_piece, ends_piece;  // else the chain comes from, or goes to, a neighbouring block
-  bool in_first_piece;
+  // Of a split k: parts are added up apart from each other.
+  bool in_first_piece;  // of its part
+  bool ends_part, in_first_part;
+  bool ends_k;
 };
 
 // A stretch of k that packs without a gap. Gaps arise where a piece ends within a word: its other
@@ -67,12 +73,13 @@ struct TileProduct {
   int64_t lhs_scale_stride;
   bool scales_vary_along_k;
   float* partial;  // the tile of chains that continue across blocks
-  float* acc;      // the tile of scaled sums; may be `partial` if scales do not vary along k
+  float* acc;      // the tile of scaled sums of a part; may be `partial` if there is one piece
+  float* total;    // the tile of sums of parts; may be `acc` if there is one part
 };
 
 // The valid part of a finished tile, to its place in the output.
 struct TileStore {
-  const float* acc;
+  const float* total;
   void* out;
   int64_t out_stride;
   OutType type;

@@ -7,19 +7,24 @@ namespace {
 
 int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-int64_t NextEdge(int64_t k, int64_t tile_k) { return (k / tile_k + 1) * tile_k; }
-
 }  // namespace
 
-KBlocking::KBlocking(const PackedShape& shape, int64_t k, int64_t lhs_tile_k, int64_t rhs_tile_k)
-    : k_per_word_(shape.k_per_word), block_words_(shape.block_words) {
-  for (int64_t begin = 0, end; begin < k; begin = end) {
-    end = std::min({NextEdge(begin, lhs_tile_k), NextEdge(begin, rhs_tile_k), k});
-    AppendPiece(begin, end);
+KBlocking::KBlocking(const PackedShape& shape, const GemmDesc& desc)
+    : k_per_word_(shape.k_per_word),
+      block_words_(shape.block_words),
+      chains_in_memory_(shape.chains_in_memory),
+      k_(desc.k) {
+  const KPieces pieces(desc);
+  for (int64_t k = 0; k < k_;) {
+    const KPiece piece = pieces.From(k);
+    AppendPiece(piece);
+    ++num_pieces_;
+    k = piece.end;
   }
 }
 
-void KBlocking::AppendPiece(int64_t begin, int64_t end) {
+void KBlocking::AppendPiece(const KPiece& piece) {
+  const int64_t begin = piece.begin, end = piece.end;
   const int64_t num_words = CeilDiv(end - begin, k_per_word_);
   const bool fits = num_words <= block_words_ - words_in_block_;
   const bool fits_an_empty_block = num_words <= block_words_;
@@ -40,7 +45,10 @@ void KBlocking::AppendPiece(int64_t begin, int64_t end) {
                    .first_word = words_in_block_,
                    .starts_piece = k == begin,
                    .ends_piece = segment_end == end,
-                   .in_first_piece = begin == 0});
+                   .in_first_piece = piece.starts_part,
+                   .ends_part = piece.ends_part && segment_end == end,
+                   .in_first_part = piece.in_first_part,
+                   .ends_k = segment_end == k_});
     k = segment_end;
     starts_block = true;
   }

@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "cpu/gemm_packed.h"
+#include "cpu/k_pieces.h"
 
 namespace jax_fp8 {
 
-// k is cut into pieces at every tile edge of either operand. A piece is one chain of FMAs; it is
-// kept within one block where it fits, and else continues from block to block.
+// A piece is one chain of additions; it is kept within one block where it fits, and else continues
+// from block to block.
 class KBlocking {
  public:
   struct Block {
@@ -19,20 +20,25 @@ class KBlocking {
     int first_run, num_runs;
   };
 
-  KBlocking(const PackedShape& shape, int64_t k, int64_t lhs_tile_k, int64_t rhs_tile_k);
+  KBlocking(const PackedShape& shape, const GemmDesc& desc);
 
   const std::vector<Block>& blocks() const { return blocks_; }
   const Segment* segments(const Block& block) const { return &segments_[block.first_segment]; }
   const KRun* runs(const Block& block) const { return &runs_[block.first_run]; }
   int max_segments() const { return max_segments_; }
-  // Whether some piece is so long that its chain and the scaled sum of earlier pieces live at once.
-  bool chains_cross_blocks() const { return chains_cross_blocks_; }
+  // Whether the chain of a piece and the sum of earlier pieces live in memory at once.
+  bool needs_partial_tiles() const {
+    return num_pieces_ > 1 && (chains_cross_blocks_ || chains_in_memory_);
+  }
 
  private:
-  void AppendPiece(int64_t begin, int64_t end);
+  void AppendPiece(const KPiece& piece);
   void AppendSegment(const Segment& segment);
 
   const int k_per_word_, block_words_;
+  const bool chains_in_memory_;
+  const int64_t k_;
+  int num_pieces_ = 0;
   std::vector<Block> blocks_;
   std::vector<Segment> segments_;
   std::vector<KRun> runs_;

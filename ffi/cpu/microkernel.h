@@ -111,7 +111,7 @@ void StoreTile(const TileStore& store) {
     const typename Isa::Lanes cols = Isa::LanesBelow(store.num_cols, col);
     for (int row = 0; row < store.num_rows; ++row) {
       Isa::template StoreTo<type>(store.out, row * store.out_stride + col, cols,
-                                  Isa::Load(store.acc + row * Isa::kShape.tile_cols + col));
+                                  Isa::Load(store.total + row * Isa::kShape.tile_cols + col));
     }
   }
 }

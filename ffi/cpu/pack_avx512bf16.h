@@ -15,10 +15,14 @@ namespace jax_fp8 {
 namespace {
 
 // 24 of 32 registers hold sums.
-constexpr PackedShape kBf16Shape = {
-    .tile_rows = 12, .tile_cols = 32, .k_per_word = 2, .block_words = 128, .lhs_row_stride = 144};
+constexpr PackedShape kBf16Shape = {.tile_rows = 12,
+                                    .tile_cols = 32,
+                                    .k_per_word = 2,
+                                    .block_words = 128,
+                                    .lhs_row_stride = 144,
+                                    .rhs_panel_words = 32 * 128};
 constexpr int kTileCols = kBf16Shape.tile_cols;
-constexpr int kPanelWords = kTileCols * kBf16Shape.block_words;
+constexpr int kPanelWords = kBf16Shape.rhs_panel_words;
 constexpr int kLhsRowStride = kBf16Shape.lhs_row_stride;
 
 // The BF16 bytes of the 128 codes without sign.

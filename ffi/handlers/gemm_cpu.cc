@@ -1,6 +1,7 @@
 // The CPU handler of "jax_fp8.gemm.v1": checks everything that protects memory, turns XLA's buffers
 // into one GemmDesc and one GemmBuffers per batch element, and runs the kernel that takes them.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -101,11 +102,14 @@ ffi::Error ReadOperand(const OperandArgs& args, Dims out, int64_t rows, OperandD
 }
 
 // Whether every scale is a value of E8M0: a power of two from 2^-127 to 2^127, or NaN.
+// NOTE: decided on bits. XLA's mode would take 2^-127, a subnormal, for zero.
 bool HasE8M0Scales(ffi::AnyBuffer scale) {
   const auto* values = static_cast<const float*>(scale.untyped_data());
   return std::all_of(values, values + scale.element_count(), [](float value) {
-    return std::isnan(value) || (value >= 0x1p-127f && std::isfinite(value) &&
-                                 std::ldexp(value, -std::ilogb(value)) == 1.0f);
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const bool is_normal_power = bits << 9 == 0 && bits != 0 && bits < 0x7F800000;
+    const bool is_smallest = bits == 0x00400000;  // 2^-127
+    return is_normal_power || is_smallest || std::isnan(value);
   });
 }
 
