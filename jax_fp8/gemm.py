@@ -198,7 +198,7 @@ def validate(
 
 
 def check_codes(dtype: npt.DTypeLike, machine: Machine | None, what: str) -> None:
-    """Raises unless a GEMM takes codes of `dtype`: the OCP formats, FNUZ only if the machine does."""
+    """Raises unless a GEMM takes codes of `dtype`: OCP formats, FNUZ only if the machine does."""
     if machine is None or not machine.fnuz_operands or np.dtype(dtype) not in formats.FNUZ_DTYPES:
         formats.lookup(dtype, call=what)
 

@@ -18,7 +18,15 @@ from jax.interpreters import mlir
 from jax_fp8 import _compat, _ffi
 from jax_fp8.config import REQUIRE_KERNEL_VARIABLE, Execution
 
-__all__ = ["KernelRow", "Targets", "kernel_table", "register", "register_lowerings", "row_name"]
+__all__ = [
+    "KernelRow",
+    "Targets",
+    "emulation_refusals",
+    "kernel_table",
+    "register",
+    "register_lowerings",
+    "row_name",
+]
 
 #: XLA's platform names of the kernels that exist, by the names that users see.
 PLATFORMS: Final = {"cpu": "cpu"}
@@ -36,6 +44,14 @@ class KernelRow(NamedTuple):
 def kernel_table() -> tuple[KernelRow, ...]:
     """Every kernel row of this build, in order of preference, with why this machine refuses it."""
     return tuple(KernelRow(*row) for row in _ffi.kernels())
+
+
+@functools.cache
+def emulation_refusals(machine: str) -> dict[str, str]:
+    """Why each row of the table "emulate" refuses to emulate `machine`, "" where it doesn't."""
+    tile = (1, 32)
+    request = (1, 1, 32, "e4m3fn", "e4m3fn", "f32", "mk", "nk", tile, tile, machine, 0, 2)
+    return dict(_ffi.explain_gemm(*request))
 
 
 @functools.cache

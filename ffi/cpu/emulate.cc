@@ -1,14 +1,14 @@
 #include "cpu/emulate.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <string>
-#include <vector>
 
-#include "cpu/accumulator.h"
 #include "cpu/features.h"
+#include "cpu/nonfinite.h"
 #include "cpu/scalar_operand.h"
 
 namespace jax_fp8 {
@@ -34,41 +34,6 @@ std::string WhyNot(const GemmDesc& desc) {
   return "";
 }
 
-// Which rows of lhs, or of rhs, hold a code that is no finite number, or a scale that is NaN and
-// multiplies inside a step.
-std::vector<bool> NonFiniteRows(const OperandDesc& desc, const OperandBuffer& buffer, int64_t rows,
-                                int64_t k, const Machine& machine) {
-  const auto& table = DecodedTable(machine, desc.format);
-  std::array<bool, 256> is_special{};
-  for (int code = 0; code < 256; ++code)
-    is_special[code] = table[code].is_nan || table[code].is_inf;
-  std::vector<bool> found(rows, false);
-  for (int64_t row = 0; machine.scales_inside && row < rows; ++row) {
-    const float* scale = buffer.scale + row / desc.tile_rows * buffer.scale_row_stride;
-    for (int64_t i = 0; i * desc.tile_k < k; ++i) {
-      if (std::isnan(scale[i * buffer.scale_k_stride])) found[row] = true;
-    }
-  }
-  const int64_t num_lines = desc.k_contiguous ? rows : k, line = desc.k_contiguous ? k : rows;
-  for (int64_t i = 0; i < num_lines; ++i) {
-    for (int64_t j = 0; j < line; ++j) {
-      if (is_special[buffer.values[i * buffer.leading_stride + j]]) {
-        found[desc.k_contiguous ? i : j] = true;
-      }
-    }
-  }
-  return found;
-}
-
-// A row or a column of outputs that meets what the vectorised code leaves out.
-struct Exceptions {
-  std::vector<bool> rows, cols;
-
-  Exceptions(const GemmDesc& desc, const GemmBuffers& buffers)
-      : rows(NonFiniteRows(desc.lhs, buffers.lhs, desc.m, desc.k, *desc.machine)),
-        cols(NonFiniteRows(desc.rhs, buffers.rhs, desc.n, desc.k, *desc.machine)) {}
-};
-
 std::atomic<int64_t> overflow_count = 0;
 
 bool IsFinite(const GemmDesc& desc, const void* out, int64_t index) {
@@ -79,40 +44,60 @@ bool IsFinite(const GemmDesc& desc, const void* out, int64_t index) {
 }
 
 // Adds to overflow_count what an FP16 accumulator made of finite operands.
-void CountOverflows(const GemmDesc& desc, const GemmBuffers& buffers) {
-  const Exceptions exceptions(desc, buffers);
-  int64_t count = 0;
-  for (int64_t row = 0; row < desc.m; ++row) {
+void CountOverflows(const GemmDesc& desc, const GemmBuffers& buffers,
+                    const ParallelFor& parallel_for) {
+  const NonFiniteOutputs nonfinite(desc, buffers, parallel_for);
+  parallel_for(desc.m, [&](int64_t row) {
+    if (nonfinite.rows[row] != kAllFinite) return;
+    int64_t count = 0;
     for (int64_t col = 0; col < desc.n; ++col) {
-      if (exceptions.rows[row] || exceptions.cols[col]) continue;
+      if (nonfinite.cols[col] != kAllFinite) continue;
       count += !IsFinite(desc, buffers.out, row * desc.n + col);
     }
-  }
-  overflow_count += count;
+    overflow_count += count;
+  });
+}
+
+// Computes again, one by one, the outputs that meet a NaN or an infinity.
+void ReplaceNonFinite(const GemmDesc& desc, const GemmBuffers& buffers,
+                      const ParallelFor& parallel_for) {
+  const NonFiniteOutputs nonfinite(desc, buffers, parallel_for);
+  if (!nonfinite.any) return;
+  parallel_for(desc.m, [&](int64_t row) {
+    for (int64_t col = 0; col < desc.n; ++col) {
+      const uint8_t found = nonfinite.rows[row] | nonfinite.cols[col];
+      if (found == kAllFinite) continue;
+      // A NaN makes every sum NaN, whatever the machine: no need to add up.
+      const float value = found & kHasNan ? std::bit_cast<float>(0x7FFFFFFFu)
+                                          : EmulateElement(desc, buffers, row, col);
+      StoreElement(value, desc.out, buffers.out, row * desc.n + col);
+    }
+  });
+}
+
+// Calls body(buffers, parallel_for) for every product of a batch: in parallel over the batch, or
+// within its only product.
+template <class Body>
+void ForEachProduct(std::span<const GemmBuffers> batch, const ParallelFor& parallel_for,
+                    const Body& body) {
+  if (batch.size() == 1) return body(batch[0], parallel_for);
+  const ParallelFor serial{1, [](int64_t num_tasks, const std::function<void(int64_t)>& task) {
+                             for (int64_t i = 0; i < num_tasks; ++i) task(i);
+                           }};
+  parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) { body(batch[i], serial); });
 }
 
 using Emulation = const PackedGemmIsa* (*)(const Machine&);
 
-// Operands that are all finite, by the code of an ISA, and outputs that meet a NaN or an infinity,
-// one by one.
+// Operands that are all finite by the code of an ISA, the rest by the readable code.
 template <Emulation emulation>
 bool RunVectorised(const GemmDesc& desc, std::span<const GemmBuffers> batch,
                    const ParallelFor& parallel_for) {
   if (!RunPackedGemm(*emulation(*desc.machine), desc, batch, parallel_for)) return false;
-  for (const GemmBuffers& buffers : batch) {
-    const Exceptions exceptions(desc, buffers);
-    const int64_t num_cols = std::count(exceptions.cols.begin(), exceptions.cols.end(), true);
-    const int64_t num_rows = std::count(exceptions.rows.begin(), exceptions.rows.end(), true);
-    if (num_rows + num_cols == 0) continue;
-    parallel_for(desc.m, [&](int64_t row) {
-      if (!exceptions.rows[row] && num_cols == 0) return;
-      for (int64_t col = 0; col < desc.n; ++col) {
-        if (!exceptions.rows[row] && !exceptions.cols[col]) continue;
-        StoreElement(EmulateElement(desc, buffers, row, col), desc.out, buffers.out,
-                     row * desc.n + col);
-      }
-    });
-  }
+  ForEachProduct(batch, parallel_for,
+                 [&](const GemmBuffers& buffers, const ParallelFor& within_product) {
+                   ReplaceNonFinite(desc, buffers, within_product);
+                 });
   return true;
 }
 
@@ -146,8 +131,10 @@ bool RunEmulate(const GemmKernel& row, const GemmDesc& desc, std::span<const Gem
                 const ParallelFor& parallel_for) {
   if (!row.run(desc, batch, parallel_for)) return false;
   if (desc.machine->rounding == Rounding::kRneFp16) {
-    parallel_for(static_cast<int64_t>(batch.size()),
-                 [&](int64_t i) { CountOverflows(desc, batch[i]); });
+    ForEachProduct(batch, parallel_for,
+                   [&](const GemmBuffers& buffers, const ParallelFor& within_product) {
+                     CountOverflows(desc, buffers, within_product);
+                   });
   }
   return true;
 }

@@ -71,7 +71,7 @@ def warn_of_overflow(executions: Iterable[Execution], call: str) -> None:
     if short:
         warnings.warn(
             f"{call}: sums of {', '.join(short)} overflow beyond 65504; with scales of amax / 448 "
-            "a single product may reach 200704 and most sums are infinite. Leave room in the scales "
+            "one product may reach 200704 and most sums are infinite. Leave room in the scales "
             "with StaticScaling or quantize(scale=...), and count what overflows with "
             "emulation.count_overflows()",
             OverflowWarning,
