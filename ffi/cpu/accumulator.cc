@@ -253,6 +253,13 @@ float Step(const Machine& machine, const DecodedCodes& lhs, const DecodedCodes& 
   return kNan;
 }
 
+float RoundSum(const double (&terms)[3]) {
+  constexpr int kUnit = -40;
+  Int128 sum = 0;
+  for (double term : terms) sum += static_cast<Int128>(std::ldexp(term, -kUnit));
+  return Round(sum, kUnit, Rounding::kRneFp32);
+}
+
 float SumPairwise(const DecodedCodes& lhs, const DecodedCodes& rhs, int64_t num_k) {
   // sums[i] is the sum of 2^i neighbours, where bit i of the count is set.
   float sums[64];

@@ -43,6 +43,9 @@ template <class ScaleExponent>
 float SumPiece(const Machine& machine, const DecodedCodes& lhs, const DecodedCodes& rhs,
                int64_t num_k, const ScaleExponent& scale_exponent);
 
+// The sum of numbers that are multiples of 2^-40 and below 2^80, rounded once to FP32.
+float RoundSum(const double (&terms)[3]);
+
 float SumPairwise(const DecodedCodes& lhs, const DecodedCodes& rhs, int64_t num_k);
 float SumExactly(const DecodedCodes& lhs, const DecodedCodes& rhs, int64_t num_k);
 

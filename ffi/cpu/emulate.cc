@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <new>
 #include <string>
 
 #include "cpu/features.h"
@@ -76,15 +77,23 @@ void ReplaceNonFinite(const GemmDesc& desc, const GemmBuffers& buffers,
 }
 
 // Calls body(buffers, parallel_for) for every product of a batch: in parallel over the batch, or
-// within its only product.
+// within its only product. False if there is no memory.
 template <class Body>
-void ForEachProduct(std::span<const GemmBuffers> batch, const ParallelFor& parallel_for,
+bool ForEachProduct(std::span<const GemmBuffers> batch, const ParallelFor& parallel_for,
                     const Body& body) {
-  if (batch.size() == 1) return body(batch[0], parallel_for);
+  if (batch.size() == 1) return body(batch[0], parallel_for), true;
   const ParallelFor serial{1, [](int64_t num_tasks, const std::function<void(int64_t)>& task) {
                              for (int64_t i = 0; i < num_tasks; ++i) task(i);
                            }};
-  parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) { body(batch[i], serial); });
+  std::atomic<bool> has_memory = true;
+  parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) {
+    try {
+      body(batch[i], serial);
+    } catch (const std::bad_alloc&) {  // no exception may leave a pool's thread
+      has_memory = false;
+    }
+  });
+  return has_memory;
 }
 
 using Emulation = const PackedGemmIsa* (*)(const Machine&);
@@ -94,11 +103,22 @@ template <Emulation emulation>
 bool RunVectorised(const GemmDesc& desc, std::span<const GemmBuffers> batch,
                    const ParallelFor& parallel_for) {
   if (!RunPackedGemm(*emulation(*desc.machine), desc, batch, parallel_for)) return false;
-  ForEachProduct(batch, parallel_for,
-                 [&](const GemmBuffers& buffers, const ParallelFor& within_product) {
-                   ReplaceNonFinite(desc, buffers, within_product);
-                 });
-  return true;
+  return ForEachProduct(batch, parallel_for,
+                        [&](const GemmBuffers& buffers, const ParallelFor& within_product) {
+                          ReplaceNonFinite(desc, buffers, within_product);
+                        });
+}
+
+// Sums of more products than this could leave the double that holds them.
+constexpr int64_t kMaxWideK = int64_t{1} << 17;
+
+std::string WhyNotVectorised(const GemmDesc& desc) {
+  const Summation summation = desc.machine->summation;
+  const bool is_wide = summation == Summation::kExact || summation == Summation::kPairwise;
+  if (is_wide && desc.k > kMaxWideK) {
+    return "this row adds up to " + std::to_string(kMaxWideK) + " k for " + desc.machine->name;
+  }
+  return WhyNot(desc);
 }
 
 std::string NoCode(const char* isa, const Machine& machine) {
@@ -108,13 +128,13 @@ std::string NoCode(const char* isa, const Machine& machine) {
 std::string WhyNotAvx512(const GemmDesc& desc) {
   if (!Features().avx512) return "this CPU has no AVX-512 F, BW, DQ and VL";
   if (EmulationAvx512(*desc.machine) == nullptr) return NoCode("AVX-512", *desc.machine);
-  return WhyNot(desc);
+  return WhyNotVectorised(desc);
 }
 
 std::string WhyNotAvx2(const GemmDesc& desc) {
   if (!Features().avx2) return "this CPU has no AVX2, FMA and F16C";
   if (EmulationAvx2(*desc.machine) == nullptr) return NoCode("AVX2", *desc.machine);
-  return WhyNot(desc);
+  return WhyNotVectorised(desc);
 }
 
 constexpr GemmKernel kEmulateKernels[] = {
@@ -130,13 +150,11 @@ std::span<const GemmKernel> EmulateKernels() { return kEmulateKernels; }
 bool RunEmulate(const GemmKernel& row, const GemmDesc& desc, std::span<const GemmBuffers> batch,
                 const ParallelFor& parallel_for) {
   if (!row.run(desc, batch, parallel_for)) return false;
-  if (desc.machine->rounding == Rounding::kRneFp16) {
-    ForEachProduct(batch, parallel_for,
-                   [&](const GemmBuffers& buffers, const ParallelFor& within_product) {
-                     CountOverflows(desc, buffers, within_product);
-                   });
-  }
-  return true;
+  if (desc.machine->rounding != Rounding::kRneFp16) return true;
+  return ForEachProduct(batch, parallel_for,
+                        [&](const GemmBuffers& buffers, const ParallelFor& within_product) {
+                          CountOverflows(desc, buffers, within_product);
+                        });
 }
 
 int64_t Fp16OverflowCount() { return overflow_count; }

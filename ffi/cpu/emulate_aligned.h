@@ -6,6 +6,7 @@
 
 #include "common/machine.h"
 #include "cpu/emulate_layout.h"
+#include "cpu/gemm_packed.h"
 #include "cpu/microkernel.h"
 
 namespace jax_fp8 {
@@ -13,10 +14,10 @@ namespace {
 
 // What a step of one row group works on. Scales are E8M0 as FP32, one per row and one per column.
 struct StepOperands {
-  bool starts_piece;
+  const Segment& segment;
   const float* lhs_scale;
   const float* rhs_scale;
-  float* chain;  // [row][kCols]
+  float* chain;  // [row][kChainFloats][kCols]
 };
 
 // Largest exponents between which it depends on a product whether it has bits below the unit. Under
@@ -111,6 +112,7 @@ struct Aligned {
   static constexpr Rounding kRounding = kRounding_;
   static constexpr bool kAsFp16 = kAsFp16_, kScalesInside = kScalesInside_;
   static constexpr bool kRoundsDown = true;
+  static constexpr int kChainFloats = 1;
   static constexpr int kRows = sizeof(Real) == 4 ? Isa::kFloatRows : Isa::kDoubleRows;
   using Lhs = LhsStep<Real, kStep, kCols>;
   using Rhs = RhsStep<Real, kStep, kCols>;
@@ -126,7 +128,7 @@ struct Aligned {
     alignas(64) uint8_t largest[kNumRows][kCols], counts[kNumRows][kCols];
     typename Isa::Ints keep[kNumRows][kCols / Isa::kLanes];
     Bytes limit[kNumRows];
-    const bool is_first = operands.starts_piece;
+    const bool is_first = operands.segment.starts_piece;
     ForEach<kNumRows>([&](auto i) __attribute__((always_inline)) {
       Bytes e = LargestProduct<Isa>(lhs[i], rhs, 0, 1);
       const float* chain = operands.chain + i * kCols;

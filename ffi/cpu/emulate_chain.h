@@ -44,20 +44,22 @@ struct Chain {
   // Chunks start at pieces; single products go on from wherever a block ends.
   static constexpr int kKPerWord = kIsChunked ? kStep : 1, kBlockWords = kStep / kKPerWord;
   static constexpr bool kAsFp16 = false, kScalesInside = false, kRoundsDown = false;
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 2, kChainFloats = 1;
   using Lhs = LhsValues<kStep>;
   using Rhs = RhsValues<kStep, kCols>;
   static constexpr int kVecs = kCols / Isa::kLanes;
 
-  // `first_k` … of the packed step; a chunk is padded with zeros.
+  // A chunk is padded with zeros.
   template <int kNumRows>
-  [[gnu::noinline]] static void Step(const Lhs* lhs, const Rhs& rhs, int first_k, int num_k,
-                                     const StepOperands& operands) {
+  [[gnu::noinline]] static void Step(const Lhs* lhs, const Rhs& rhs, const StepOperands& operands) {
+    const int first_k = kIsChunked ? 0 : operands.segment.first_word;
+    const int num_k = kIsChunked ? kStep : operands.segment.k_end - operands.segment.k_begin;
     Vec acc[kNumRows][kVecs], sum[kNumRows][kVecs];
     ForEach<kNumRows>([&](auto i) __attribute__((always_inline)) {
       ForEach<kVecs>([&](auto v) __attribute__((always_inline)) {
-        acc[i][v] = operands.starts_piece ? Isa::Zero()
-                                          : Isa::Load(operands.chain + i * kCols + v * Isa::kLanes);
+        acc[i][v] = operands.segment.starts_piece
+                        ? Isa::Zero()
+                        : Isa::Load(operands.chain + i * kCols + v * Isa::kLanes);
         sum[i][v] = Isa::Zero();
       });
     });

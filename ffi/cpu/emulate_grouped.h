@@ -18,7 +18,7 @@ struct Grouped {
   static constexpr int kKPerWord = kStep, kBlockWords = 1;
   static constexpr int kFractionBits = 24, kWideBits = 31;
   static constexpr bool kAsFp16 = false, kScalesInside = false, kRoundsDown = true;
-  static constexpr int kRows = 1;
+  static constexpr int kRows = 1, kChainFloats = 1;
   using Lhs = LhsStep<Real, kStep, kCols>;
   using Rhs = RhsStep<Real, kStep, kCols>;
   using Lanes = RealLanes<Isa, Real>;
@@ -32,7 +32,7 @@ struct Grouped {
   template <int kNumRows>
   [[gnu::noinline]] static void Step(const Lhs* lhs, const Rhs& rhs, const StepOperands& operands) {
     for (int i = 0; i < kNumRows; ++i) {
-      StepRow(lhs[i], rhs, operands.starts_piece, operands.chain + i * kCols);
+      StepRow(lhs[i], rhs, operands.segment.starts_piece, operands.chain + i * kCols);
     }
   }
 

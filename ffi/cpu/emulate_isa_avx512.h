@@ -166,7 +166,6 @@ struct RealLanes<EmulateAvx512, double> {
     return _mm512_castsi512_pd(_mm512_sub_epi64(_mm512_set1_epi64(int64_t{2046} << 52), bits));
   }
   [[gnu::always_inline]] static Vec Mul(Vec a, Vec b) { return _mm512_mul_pd(a, b); }
-  [[gnu::always_inline]] static Vec Add(Vec a, Vec b) { return _mm512_add_pd(a, b); }
   [[gnu::always_inline]] static Vec FmaDown(Vec a, Vec b, Vec c) {
     return _mm512_fmadd_round_pd(a, b, c, kDown);
   }

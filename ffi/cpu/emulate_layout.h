@@ -46,7 +46,21 @@ struct alignas(64) RhsStep {
   int8_t lowest[2][kStep][kCols];
 };
 
-// For sums that don't align: only the values.
+// For sums that are exact: values as double, those of E5M2 below 1 apart from the others.
+template <int kStep>
+struct alignas(64) LhsHalves {
+  double value[kStep];
+  double low[kStep];
+  bool has_low;
+};
+template <int kStep, int kCols>
+struct alignas(64) RhsHalves {
+  double value[kStep][kCols];
+  double low[kStep][kCols];
+  bool has_low;
+};
+
+// For other sums: only the values.
 template <int kStep>
 struct alignas(64) LhsValues {
   float value[kStep];

@@ -105,6 +105,18 @@ template <class Real>
                             _mm256_or_si256(mask, fields.is_zero));
 }
 
+// Moves those of `values` that are below 1 to `low`, if the format is E5M2; tells whether it is.
+template <Format format, int kCount>
+[[gnu::always_inline]] inline bool SplitAtOne(double* values, double* low) {
+  constexpr bool kHasLow = Info(format).mantissa_bits == 2;
+  for (int i = 0; i < kCount; ++i) {
+    const bool is_low = kHasLow && -1 < values[i] && values[i] < 1;
+    low[i] = is_low ? values[i] : 0;
+    values[i] = is_low ? 0 : values[i];
+  }
+  return kHasLow;
+}
+
 // ---- one operand's codes of a step, k in order, zeros where there are none
 
 // Copies up to kStep codes of each row.
@@ -194,6 +206,9 @@ template <class Step, Format format, bool kAsFp16>
   constexpr int kStep = sizeof(step->value) / sizeof(step->value[0]);
   const CodeFields fields = TakeApart<format, kAsFp16>(codes);
   StoreValues(fields, kStep, step->value);
+  if constexpr (requires { step->low; }) {
+    step->has_low = SplitAtOne<format, kStep>(step->value, step->low);
+  }
   if constexpr (requires { step->exponent; }) {
     alignas(32) uint8_t exponent[32], lowest[32], plane[32];
     _mm256_store_si256(reinterpret_cast<__m256i*>(exponent), BiasedExponent(fields, kLhsBias));
@@ -222,6 +237,9 @@ template <class Step, Format format, bool kAsFp16, int kCols>
     const CodeFields fields = TakeApart<format, kAsFp16>(
         _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + col)));
     StoreValues(fields, 32, step->value[k] + col);
+    if constexpr (requires { step->low; }) {
+      step->has_low = SplitAtOne<format, 32>(step->value[k] + col, step->low[k] + col);
+    }
     if constexpr (requires { step->exponent; }) {
       auto store = [&](void* to, __m256i x) __attribute__((always_inline)) {
         _mm256_store_si256(static_cast<__m256i*>(to), x);

@@ -9,6 +9,7 @@
 #include "cpu/emulate_chain.h"
 #include "cpu/emulate_grouped.h"
 #include "cpu/emulate_pack.h"
+#include "cpu/emulate_wide.h"
 #include "cpu/gemm_packed.h"
 
 namespace jax_fp8 {
@@ -24,39 +25,26 @@ constexpr PackedShape EmulateShape() {
           .block_words = Arithmetic::kBlockWords,
           .lhs_row_stride = sizeof(typename Arithmetic::Lhs) / sizeof(uint32_t),
           .rhs_panel_words = sizeof(typename Arithmetic::Rhs) / sizeof(uint32_t),
-          .chains_in_memory = true};
-}
-
-template <class Arithmetic, int kNumRows>
-void AdvanceRows(const typename Arithmetic::Lhs* lhs, const typename Arithmetic::Rhs& rhs,
-                 const Segment& segment, const StepOperands& operands) {
-  if constexpr (requires { Arithmetic::kIsChunked; }) {
-    const int first_k = Arithmetic::kIsChunked ? 0 : segment.first_word;
-    const int num_k = Arithmetic::kIsChunked ? Arithmetic::kStep : segment.k_end - segment.k_begin;
-    Arithmetic::template Step<kNumRows>(lhs, rhs, first_k, num_k, operands);
-  } else {
-    Arithmetic::template Step<kNumRows>(lhs, rhs, operands);
-  }
+          .chain_floats = Arithmetic::kChainFloats};
 }
 
 // All rows of the tile, as many at a time as registers hold.
 template <class Arithmetic>
 void Advance(const TileProduct& product, int s) {
   [[maybe_unused]] const typename Arithmetic::Isa::template Rounds<Arithmetic::kRoundsDown> mode;
-  const Segment& segment = product.segments[s];
   const auto* lhs = reinterpret_cast<const typename Arithmetic::Lhs*>(product.lhs);
   const auto& rhs = *reinterpret_cast<const typename Arithmetic::Rhs*>(product.rhs);
-  StepOperands operands{.starts_piece = segment.starts_piece,
+  StepOperands operands{.segment = product.segments[s],
                         .lhs_scale = product.lhs_scale + s * product.lhs_scale_stride,
                         .rhs_scale = product.rhs_scale + s * kMaxPackedCols,
                         .chain = product.partial};
   constexpr int kRows = Arithmetic::kRows;
   int row = 0;
   auto advance = [&]<int kNumRows>() {
-    AdvanceRows<Arithmetic, kNumRows>(lhs + row, rhs, segment, operands);
+    Arithmetic::template Step<kNumRows>(lhs + row, rhs, operands);
     row += kNumRows;
     operands.lhs_scale += kNumRows;
-    operands.chain += kNumRows * Arithmetic::kCols;
+    operands.chain += kNumRows * Arithmetic::kCols * Arithmetic::kChainFloats;
   };
   while (product.num_rows - row >= kRows) advance.template operator()<kRows>();
   if constexpr (kRows > 2) {
@@ -81,7 +69,8 @@ void FinishPiece(const TileProduct& product, int s) {
     for (int col = 0; col < Arithmetic::kCols; col += Isa::kLanes) {
       const int at = row * Arithmetic::kCols + col;
       const Vec scale = Isa::Mul(Isa::Broadcast(lhs_scale[row]), Isa::Load(rhs_scale + col));
-      const Vec partial = Isa::Load(product.partial + at);
+      const Vec partial =
+          Isa::Load(product.partial + row * Arithmetic::kCols * Arithmetic::kChainFloats + col);
       Vec sum = segment.in_first_piece ? Isa::Zero() : Isa::Load(product.acc + at);
       sum = scales_vary ? Isa::AddScaledNonZero(partial, scale, sum) : Isa::Add(sum, partial);
       if (!segment.ends_part) {
@@ -137,6 +126,8 @@ const PackedGemmIsa* EmulationOf(const Machine& machine) {
       {"fp16", &kEmulation<Chain<Isa, Summation::kSequential, kRneFp16>>},
       {"fp16_chunked", &kEmulation<Chain<Isa, Summation::kChunked, kRneFp16>>},
       {"bf16_chunked", &kEmulation<Chain<Isa, Summation::kChunked, kRneBf16>>},
+      {"fp32_pairwise", &kEmulation<Pairwise<Isa>>},
+      {"exact", &kEmulation<Exact<Isa>>},
   };
   for (const Row& row : kRows) {
     if (std::string_view(row.name) == machine.name) return row.code;

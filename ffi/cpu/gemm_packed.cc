@@ -101,7 +101,9 @@ struct Workspace {
     const size_t lhs_scale_offset = place(num_rows * max_segments);
     const size_t rhs_scale_offset = place(int64_t{kMaxPackedCols} * max_segments);
     const size_t acc_offset = place(num_tiles * tile_size);
-    const size_t partial_offset = separate_partial ? place(num_tiles * tile_size) : acc_offset;
+    const size_t partial_offset =
+        separate_partial ? place(num_tiles * tile_size * std::max(shape.chain_floats, 1))
+                         : acc_offset;
     const size_t total_offset = separate_total ? place(num_tiles * tile_size) : acc_offset;
     char* base = static_cast<char*>(Scratch::OfThisThread().Reserve(size_bytes));
     if (base == nullptr) return false;
@@ -208,18 +210,19 @@ class Task {
       const int64_t tile_offset =
           NeedsAllTiles() ? (panel * num_row_tiles_ + tile) * shape_.tile_rows * shape_.tile_cols
                           : 0;
-      const TileProduct product{.lhs = workspace_.lhs + rows.begin * shape_.lhs_row_stride,
-                                .rhs = workspace_.rhs + packed_panel * shape_.rhs_panel_words,
-                                .num_rows = static_cast<int>(rows.size()),
-                                .segments = k_blocking_.segments(block),
-                                .num_segments = block.num_segments,
-                                .lhs_scale = workspace_.lhs_scale + rows.begin,
-                                .rhs_scale = workspace_.rhs_scale + packed_panel * shape_.tile_cols,
-                                .lhs_scale_stride = rows_.size(),
-                                .scales_vary_along_k = scales_vary_along_k_,
-                                .partial = workspace_.partial + tile_offset,
-                                .acc = workspace_.acc + tile_offset,
-                                .total = workspace_.total + tile_offset};
+      const TileProduct product{
+          .lhs = workspace_.lhs + rows.begin * shape_.lhs_row_stride,
+          .rhs = workspace_.rhs + packed_panel * shape_.rhs_panel_words,
+          .num_rows = static_cast<int>(rows.size()),
+          .segments = k_blocking_.segments(block),
+          .num_segments = block.num_segments,
+          .lhs_scale = workspace_.lhs_scale + rows.begin,
+          .rhs_scale = workspace_.rhs_scale + packed_panel * shape_.tile_cols,
+          .lhs_scale_stride = rows_.size(),
+          .scales_vary_along_k = scales_vary_along_k_,
+          .partial = workspace_.partial + tile_offset * std::max(shape_.chain_floats, 1),
+          .acc = workspace_.acc + tile_offset,
+          .total = workspace_.total + tile_offset};
       const Range out_rows{rows_.begin + rows.begin, rows_.begin + rows.end};
       if (is_last_block) PrefetchOutput(out_rows, cols);
       isa_.multiply(product);

@@ -27,8 +27,8 @@ struct PackedShape {
   // the same L1 sets.
   int lhs_row_stride;
   int rhs_panel_words;
-  // Chains live in TileProduct::partial while they grow, not in registers.
-  bool chains_in_memory = false;
+  // Floats that a chain takes in TileProduct::partial while it grows; 0 if it grows in registers.
+  int chain_floats = 0;
 };
 
 // A stretch of k within one block and one piece (see KBlocking). All offsets count from the block.
@@ -40,6 +40,7 @@ struct Segment {
   bool in_first_piece;  // of its part
   bool ends_part, in_first_part;
   bool ends_k;
+  int words_before;  // of its piece
 };
 
 // A stretch of k that packs without a gap. Gaps arise where a piece ends within a word: its other

@@ -12,7 +12,7 @@ int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
 KBlocking::KBlocking(const PackedShape& shape, const GemmDesc& desc)
     : k_per_word_(shape.k_per_word),
       block_words_(shape.block_words),
-      chains_in_memory_(shape.chains_in_memory),
+      chain_floats_(shape.chain_floats),
       k_(desc.k) {
   const KPieces pieces(desc);
   for (int64_t k = 0; k < k_;) {
@@ -48,7 +48,8 @@ void KBlocking::AppendPiece(const KPiece& piece) {
                    .in_first_piece = piece.starts_part,
                    .ends_part = piece.ends_part && segment_end == end,
                    .in_first_part = piece.in_first_part,
-                   .ends_k = segment_end == k_});
+                   .ends_k = segment_end == k_,
+                   .words_before = static_cast<int>((k - begin) / k_per_word_)});
     k = segment_end;
     starts_block = true;
   }

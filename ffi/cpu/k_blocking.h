@@ -28,7 +28,7 @@ class KBlocking {
   int max_segments() const { return max_segments_; }
   // Whether the chain of a piece and the sum of earlier pieces live in memory at once.
   bool needs_partial_tiles() const {
-    return num_pieces_ > 1 && (chains_cross_blocks_ || chains_in_memory_);
+    return chain_floats_ > 1 || (num_pieces_ > 1 && (chains_cross_blocks_ || chain_floats_ == 1));
   }
 
  private:
@@ -36,7 +36,7 @@ class KBlocking {
   void AppendSegment(const Segment& segment);
 
   const int k_per_word_, block_words_;
-  const bool chains_in_memory_;
+  const int chain_floats_;
   const int64_t k_;
   int num_pieces_ = 0;
   std::vector<Block> blocks_;
