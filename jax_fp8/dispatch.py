@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jax_fp8 import _ffi, config, gemm, lowering, recipes
+from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
 from jax_fp8.contraction import cotangent_axis, in_memory_order, other_axis
 from jax_fp8.dot import ROLES, plan_of
+from jax_fp8.emulation.machines import MACHINES
 from jax_fp8.operands import check_float_dtype
 from jax_fp8.recipes import Recipe, Role
 
@@ -63,10 +65,13 @@ def explain(
     roles: tuple[str, str] = ROLES,
     preferred_element_type: npt.DTypeLike | None = None,
     platform: str | None = None,
+    accumulation: str | PerGemm[str] | Unset = UNSET,
+    promotion_interval: int | PerGemm[int | None] | Unset | None = UNSET,
+    split_k: int | PerGemm[int] | Unset = UNSET,
 ) -> Explanation:
     """Says which kernel takes each of the three GEMMs of a `dot_general`, and why others refuse.
 
-    Nothing is computed; the contexts `force_kernel` and `require_kernel` count.
+    Nothing is computed; the contexts `force_kernel`, `require_kernel` and `emulate` count.
 
     Args:
       lhs: array or `jax.ShapeDtypeStruct` (float32, bfloat16 or float16).
@@ -76,6 +81,9 @@ def explain(
       roles: as for `dot_general`.
       preferred_element_type: as for `dot_general`.
       platform: "cpu", "cuda" or "rocm"; None is JAX's default.
+      accumulation: as for `dot_general`.
+      promotion_interval: as for `dot_general`.
+      split_k: as for `dot_general`.
 
     Returns:
       Explanation: print it.
@@ -108,7 +116,8 @@ def explain(
         _Operand(roles_checked[0], m, k, plan.lhs.axis),
         _Operand(roles_checked[1], n, k, plan.rhs.axis),
     ]
-    executions = config.executions(recipe=recipe.sums, call=call)
+    sums = Sums(accumulation, promotion_interval, split_k)
+    executions = config.executions(sums, recipe.sums, call=call)
     choose = functools.partial(_choose, platform=platform, recipe=recipe)
     choices = [choose("forward", *sides, out_dtype=out_dtype, execution=executions.forward)]
     for s, name, dtype in ((0, "lhs gradient", lhs.dtype), (1, "rhs gradient", rhs.dtype)):
@@ -140,12 +149,27 @@ class _Operand(NamedTuple):
         return recipes.resolve_tile(recipe.tile(self.role), (self.rows, self.k))
 
 
+def _without_kernels(
+    name: str, request: str, platform: str, execution: config.Execution
+) -> GemmChoice:
+    reason = f"there is no kernel for the platform {platform}; "
+    if execution.operation == "emulate":
+        kernel, what = "none", "emulation runs on CPUs only: this raises"
+    elif execution.require_kernel:
+        kernel, what = "none", "one is required: this raises"
+    else:
+        kernel, what = "reference", "the reference runs"
+    return GemmChoice(name, request, kernel, (("any kernel", reason + what),))
+
+
 def _describe(execution: config.Execution) -> str:
     if execution.operation == "gemm":
         return ""
-    interval = execution.promotion_interval or "never"
-    split = f", split_k {execution.split_k}" if execution.split_k > 1 else ""
-    return f" by {execution.accumulation}, promoted every {interval}{split}"
+    text = f" by {execution.accumulation}"
+    if not MACHINES[execution.accumulation].ignores_interval:
+        interval = execution.promotion_interval
+        text += f", promoted every {interval}" if interval else ", never promoted"
+    return text + (f", split_k {execution.split_k}" if execution.split_k > 1 else "")
 
 
 def _choose(
@@ -168,10 +192,7 @@ def _choose(
         f"{rhs_format}[{rhs_tile[0]}x{rhs_tile[1]},{rhs_layout}]->{out}{_describe(execution)}"
     )
     if platform not in lowering.PLATFORMS:
-        what = "one is required: this raises" if execution.require_kernel else "the reference runs"
-        reason = f"there is no kernel for the platform {platform}; {what}"
-        kernel = "none" if execution.require_kernel else "reference"
-        return GemmChoice(name, request, kernel, (("any kernel", reason),))
+        return _without_kernels(name, request, platform, execution)
     rows = _ffi.explain_gemm(
         lhs.rows,
         rhs.rows,
