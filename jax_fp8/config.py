@@ -86,8 +86,8 @@ def executions(
       call: name of the public function, for messages.
 
     Raises:
-      ValueError: no such accumulation model or kernel, or a promotion interval that is no multiple
-        of the model's step.
+      ValueError: no such accumulation model or kernel, a promotion interval that is no multiple of
+        the model's step, or a split k without a model.
     """
     state: _State = _context.value
     kernel, required = state.kernel, state.require_kernel
@@ -107,13 +107,19 @@ def executions(
                 f"{call}: promotion_interval is {interval}, but {machine.name} adds "
                 f"{machine.step} products at a time: give None or a multiple of {machine.step}"
             )
+        split_k = _first((s.split_k for s in given), gemm, 1)
+        if split_k > 1 and machine is None:
+            raise ValueError(
+                f"{call}: split_k is {split_k}, but native kernels add all k in order: name an "
+                "accumulation model to emulate, such as accumulation='fp32'"
+            )
         resolved.append(
             Execution(
                 kernel=kernel,
                 require_kernel=required,
                 accumulation=accumulation,
                 promotion_interval=interval or 0,
-                split_k=_first((s.split_k for s in given), gemm, 1),
+                split_k=split_k,
             )
         )
     return PerGemm(*resolved)
