@@ -115,6 +115,17 @@ class Instruction:
           TypeError: an operand of another dtype.
           ValueError: an operand of another shape, or scales that are missing or not wanted.
         """
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):  # if a GPU is the default
+            return self._run(a, b, c, a_scale, b_scale)
+
+    def _run(
+        self,
+        a: ArrayLike,
+        b: ArrayLike,
+        c: ArrayLike | None,
+        a_scale: ArrayLike | None,
+        b_scale: ArrayLike | None,
+    ) -> Array:
         m, n, k = self.shape
         a = self._operand("a", a, (m, k), self.a_dtype)
         b = self._operand("b", b, (k, n), self.b_dtype)
