@@ -1,4 +1,4 @@
-"""Command line: `python -m jax_fp8 info` and `python -m jax_fp8 explain`.
+"""Command line: `python -m jax_fp8 info`, `explain` and `emulate`.
 
 Tables on a terminal, JSON where the output is piped. The exit status says success.
 """
@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jaxlib.version
@@ -21,6 +21,7 @@ from rich.table import Table
 
 import jax_fp8
 from jax_fp8 import _compat, _ffi, dispatch, formats, lowering, recipes
+from jax_fp8.emulation import command as emulation_command
 
 RECIPES: Final = {
     "tensor": recipes.TensorScaling(),
@@ -127,15 +128,6 @@ def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-Command = tuple[
-    Callable[[argparse.Namespace], dict[str, Any]], Callable[[Console, dict[str, Any]], None]
-]
-COMMANDS: Final[dict[str, Command]] = {
-    "info": (info, _show_info),
-    "explain": (explain, _show_explain),
-}
-
-
 def _shape(text: str) -> tuple[int, int, int]:
     sizes = tuple(int(size) for size in text.split(","))
     if len(sizes) != 3 or min(sizes) < 0:
@@ -143,13 +135,7 @@ def _shape(text: str) -> tuple[int, int, int]:
     return sizes
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
-    root = argparse.ArgumentParser(prog="python -m jax_fp8", description=__doc__)
-    root.add_argument("--json", action="store_true", help="print JSON on a terminal too")
-    commands = root.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help=info.__doc__)
-    explains = commands.add_parser("explain", help=explain.__doc__)
+def _add_explain_arguments(explains: argparse.ArgumentParser) -> None:
     explains.add_argument("--shape", type=_shape, required=True, metavar="M,N,K")
     explains.add_argument("--recipe", choices=tuple(RECIPES), default="block")
     explains.add_argument(
@@ -162,19 +148,62 @@ def parser() -> argparse.ArgumentParser:
         "--rhs", choices=("kn", "nk"), default="kn", help="order of the dims of rhs in memory"
     )
     explains.add_argument("--platform", choices=("cpu", "cuda", "rocm"))
+
+
+class Command(NamedTuple):
+    """One word of the command line.
+
+    Attributes:
+      compute: what it does, and the result as JSON; sentences in its "failures" are a failure.
+      show: prints the result on a terminal.
+      add_arguments: declares its options. `arguments.fail(message)` refuses their values.
+    """
+
+    compute: Callable[[argparse.Namespace], dict[str, Any]]
+    show: Callable[[Console, dict[str, Any]], None]
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "info": Command(info, _show_info),
+    "explain": Command(explain, _show_explain, _add_explain_arguments),
+    "emulate": Command(
+        emulation_command.emulate, emulation_command.show, emulation_command.add_arguments
+    ),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    json_help = "print JSON on a terminal too"
+    root = argparse.ArgumentParser(prog="python -m jax_fp8", description=__doc__)
+    root.add_argument("--json", action="store_true", help=json_help)
+    commands = root.add_subparsers(dest="command", required=True)
+    for name, command in COMMANDS.items():
+        doc = command.compute.__doc__
+        own = commands.add_parser(name, help=doc, description=doc)
+        command.add_arguments(own)
+        # Not stored where it is missing, so that it does not undo the one before the command.
+        own.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help=json_help
+        )
+        own.set_defaults(fail=own.error)
     return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     arguments = parser().parse_args(argv)
-    compute, show = COMMANDS[arguments.command]
-    result = compute(arguments)
+    command = COMMANDS[arguments.command]
+    result = command.compute(arguments)
     if arguments.json or not sys.stdout.isatty():
         print(json.dumps(result, indent=2))
     else:
-        show(Console(), result)
-    return 0
+        command.show(Console(), result)
+    failures = result.get("failures", ())
+    for sentence in failures:
+        print(sentence, file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

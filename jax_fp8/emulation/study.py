@@ -68,6 +68,7 @@ class ErrorRow:
       k: products of each sum.
       interval: promotion interval, None for never.
       formats: of lhs and rhs, such as "e4m3fn·e4m3fn".
+      narrow: whether the operands were kept small for an FP16 accumulator.
       shape: (m, n), the results that are measured.
       frobenius: ‖e‖ / ‖C‖, Frobenius norms.
       bias: mean(e · sign C) / mean |C|; negative where results are too small.
@@ -81,12 +82,21 @@ class ErrorRow:
     k: int
     interval: int | None
     formats: str
+    narrow: bool
     shape: tuple[int, int]
     frobenius: float
     bias: float
     max_to_rms: float
     max_to_max: float
     non_finite: int
+
+    @property
+    def accumulator(self) -> str:
+        """Machine and interval, as tables and plots name them."""
+        machine = MACHINES[self.machine]
+        interval = "never promoted" if self.interval is None else f"promoted every {self.interval}"
+        overflows = ", amax / 448" if machine.is_fp16 and not self.narrow else ""
+        return self.machine if machine.ignores_interval else f"{self.machine}{overflows}, {interval}"
 
     @property
     def non_finite_percent(self) -> float:
@@ -178,7 +188,7 @@ class Study:
             _codes(DATA[name](rng, (size, k)), fmt, narrow=narrow)
             for name, size, fmt in zip(_sides(data), self.shape, self.formats, strict=True)
         )
-        return _Problem(lhs, rhs, lhs.astype(np.float64) @ rhs.astype(np.float64).T)
+        return _Problem(lhs, rhs, narrow, lhs.astype(np.float64) @ rhs.astype(np.float64).T)
 
     def _measure(
         self, problem: _Problem, data: str, machine: Machine, interval: int | None
@@ -200,6 +210,7 @@ class Study:
             k=problem.lhs.shape[1],
             interval=interval,
             formats="·".join(fp8_formats.lookup(fmt).name for fmt in self.formats),
+            narrow=problem.narrow,
             shape=self.shape,
             non_finite=non_finite,
             **{name: math.nan if non_finite else float(100 * x) for name, x in errors.items()},
@@ -261,6 +272,7 @@ class _Problem:
 
     lhs: npt.NDArray[Any]
     rhs: npt.NDArray[Any]
+    narrow: bool
     exact: npt.NDArray[np.float64]
 
     def result(self, machine: Machine, interval: int | None) -> npt.NDArray[np.float64]:

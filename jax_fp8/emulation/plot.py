@@ -1,0 +1,74 @@
+"""Error against K as a picture: a panel for each data, a line for each machine and interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from jax_fp8.emulation.study import METRICS, ErrorRow
+
+__all__ = ["plot_errors", "require_matplotlib"]
+
+
+def require_matplotlib() -> None:
+    """Raises ImportError, with the remedy, where matplotlib is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "matplotlib draws the plot and is not installed: pip install 'jax_fp8[plot]'"
+        ) from error
+
+
+def plot_errors(rows: Sequence[ErrorRow], path: Path, metric: str = "frobenius") -> None:
+    """Draws the error of each accumulator against K, both on logarithmic axes.
+
+    Args:
+      rows: of studies with more than one K; a row without an error (infinite results) is a gap.
+      path: file to write; its suffix says the format.
+      metric: a name of `METRICS`; a bias is drawn without its sign.
+
+    Raises:
+      ImportError: matplotlib is not installed; the message names the extra that brings it.
+      ValueError: nothing to draw a line through.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    panels = {title: own for title, own in _group(rows, _panel).items() if _num_ks(own) > 1}
+    if not panels:
+        raise ValueError("a plot of error against K needs rows of two K or more")
+    num_columns = min(3, len(panels))
+    num_lines = math.ceil(len(panels) / num_columns)
+    figure = Figure((1.5 + 4.5 * num_columns, 4.2 * num_lines), layout="constrained")
+    axes = figure.subplots(num_lines, num_columns, sharey=True, squeeze=False).flatten()
+    for (title, own), ax in zip(panels.items(), axes, strict=False):
+        for label, line in _group(own, lambda row: row.accumulator).items():
+            errors = [abs(getattr(row, metric)) or math.nan for row in line]
+            ax.plot([row.k for row in line], errors, marker="o", markersize=3, label=label)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set(title=title, xlabel="K", ylabel=f"{METRICS[metric]}, %")
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize="x-small")
+    for ax in axes[len(panels) :]:
+        ax.remove()
+    figure.savefig(path, dpi=120)
+
+
+def _panel(row: ErrorRow) -> str:
+    return f"{row.data} ({row.formats}), {row.shape[0]} × {row.shape[1]}"
+
+
+def _num_ks(rows: Sequence[ErrorRow]) -> int:
+    return len({row.k for row in rows})
+
+
+def _group(
+    rows: Iterable[ErrorRow], key: Callable[[ErrorRow], str]
+) -> dict[str, list[ErrorRow]]:
+    groups: dict[str, list[ErrorRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
