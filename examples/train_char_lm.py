@@ -15,26 +15,15 @@ A second table shows why: the share of values that FP8 flushes to zero or satura
 import argparse
 import functools
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import TaskID
 
 import jax_fp8 as fp8
 from char_lm import CONTEXT, WIDTH, CharLM, Text, read_text, windows
@@ -42,7 +31,6 @@ from char_lm_report import (
     BASELINE,
     COARSE,
     CONTROL,
-    Params,
     Run,
     failures_of,
     plot,
@@ -52,6 +40,7 @@ from char_lm_report import (
     write_json,
 )
 from char_lm_shares import shares
+from char_lm_training import BATCH, Params, cross_entropy, progress_bars, train
 
 RECIPES = {
     BASELINE: None,
@@ -67,9 +56,7 @@ RECIPES = {
 }
 DEFAULT_RECIPES = (BASELINE, "block", "tensor", "row", "mx", CONTROL)
 
-BATCH, LEARNING_RATE = 12, 2e-3
-FULL_STEPS, WARMUP_STEPS = 500, 100
-HELD_OUT_BATCHES, HELD_OUT_BATCH = 20, 32
+FULL_STEPS = 500
 SAMPLE_LENGTH, TEMPERATURE = 320, 0.6
 
 # Training
@@ -89,52 +76,12 @@ def kernel_in_use() -> str:
     return fp8.explain(x, w).gemms[0].kernel
 
 
-def loss_of(model: CharLM, params: Params, pieces: jax.Array, key: jax.Array) -> jax.Array:
-    logits: Any = model.apply(params, pieces[:, :-1], rngs={"stochastic_rounding": key})
-    return cross_entropy(logits, pieces[:, 1:])
-
-
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
-
-
-def build_optimizer(steps: int) -> optax.GradientTransformation:
-    warmup = min(WARMUP_STEPS, steps // 4)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, LEARNING_RATE, warmup, steps, end_value=LEARNING_RATE * 0.1
-    )
-    adamw = optax.adamw(schedule, b2=0.95, weight_decay=0.1)
-    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
-
-
-def train(recipe: str, seed: int, steps: int, text: Text, report: Callable[[float], None]) -> Run:
+def train_recipe(
+    recipe: str, seed: int, steps: int, text: Text, report: Callable[[float], None]
+) -> Run:
     """Trains one model from scratch; `report` gets the loss of each step."""
-    model, optimizer = build_model(recipe, len(text.symbols)), build_optimizer(steps)
-    keys = {"params": jax.random.key(seed), "stochastic_rounding": jax.random.key(seed + 1)}
-    params = model.init(keys, jnp.zeros((1, CONTEXT), jnp.int32))
-    state = optimizer.init(params)
-    loss = functools.partial(loss_of, model)
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(
-        params: Params, state: Any, pieces: jax.Array, number: int
-    ) -> tuple[Params, Any, jax.Array]:
-        key = jax.random.fold_in(keys["stochastic_rounding"], number)
-        value, gradient = jax.value_and_grad(loss)(params, pieces, key)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    losses, seconds, rng = [], [], np.random.default_rng(seed)
-    for number in range(steps):
-        pieces = windows(text.train, BATCH, rng)
-        start = time.perf_counter()
-        params, state, value = step(params, state, pieces, number)
-        losses.append(float(value))
-        seconds.append(time.perf_counter() - start)
-        report(losses[-1])
-    held_out = evaluate(jax.jit(loss), params, text)
-    step_ms = 1e3 * statistics.median(seconds[1:] or seconds)  # the first step compiles
-    return Run(recipe, seed, losses, held_out, step_ms, params, shares_of(recipe, params, text))
+    trained = train(build_model(recipe, len(text.symbols)), seed, steps, text, report)
+    return Run(recipe, seed, **vars(trained), shares=shares_of(recipe, trained.params, text))
 
 
 def shares_of(recipe: str, params: Params, text: Text) -> dict[str, tuple[float, float]]:
@@ -148,22 +95,9 @@ def shares_of(recipe: str, params: Params, text: Text) -> dict[str, tuple[float,
     return shares(build, scaling, params, pieces, cross_entropy, rngs)
 
 
-def evaluate(loss: Callable[..., jax.Array], params: Params, text: Text) -> float:
-    rng = np.random.default_rng(99)
-    batches = (windows(text.held_out, HELD_OUT_BATCH, rng) for _ in range(HELD_OUT_BATCHES))
-    key = jax.random.key(0)  # read by nothing: only gradients are rounded stochastically
-    return statistics.fmean(float(loss(params, pieces, key)) for pieces in batches)
-
-
 def train_all(recipes: list[str], seeds: list[int], steps: int, text: Text) -> Iterator[Run]:
     """Trains every recipe with every seed, with a progress bar for each run."""
-    with Progress(
-        TextColumn("{task.description:<17}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-    ) as progress:
+    with progress_bars() as progress:
 
         def report(bar: TaskID, loss: float) -> None:
             progress.update(bar, advance=1, loss=loss)
@@ -171,7 +105,7 @@ def train_all(recipes: list[str], seeds: list[int], steps: int, text: Text) -> I
         for seed in seeds:
             for recipe in recipes:
                 bar = progress.add_task(f"{recipe} seed {seed}", total=steps, loss=math.nan)
-                yield train(recipe, seed, steps, text, functools.partial(report, bar))
+                yield train_recipe(recipe, seed, steps, text, functools.partial(report, bar))
 
 
 def sample(run: Run, text: Text) -> tuple[str, str]:

@@ -184,9 +184,7 @@ def parser() -> argparse.ArgumentParser:
         own = commands.add_parser(name, help=doc, description=doc)
         command.add_arguments(own)
         # Not stored where it is missing, so that it does not undo the one before the command.
-        own.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help=json_help
-        )
+        own.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=json_help)
         own.set_defaults(fail=own.error)
     return root
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 

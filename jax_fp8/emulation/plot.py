@@ -65,9 +65,7 @@ def _num_ks(rows: Sequence[ErrorRow]) -> int:
     return len({row.k for row in rows})
 
 
-def _group(
-    rows: Iterable[ErrorRow], key: Callable[[ErrorRow], str]
-) -> dict[str, list[ErrorRow]]:
+def _group(rows: Iterable[ErrorRow], key: Callable[[ErrorRow], str]) -> dict[str, list[ErrorRow]]:
     groups: dict[str, list[ErrorRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

@@ -96,7 +96,9 @@ class ErrorRow:
         machine = MACHINES[self.machine]
         interval = "never promoted" if self.interval is None else f"promoted every {self.interval}"
         overflows = ", amax / 448" if machine.is_fp16 and not self.narrow else ""
-        return self.machine if machine.ignores_interval else f"{self.machine}{overflows}, {interval}"
+        return (
+            self.machine if machine.ignores_interval else f"{self.machine}{overflows}, {interval}"
+        )
 
     @property
     def non_finite_percent(self) -> float:
