@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from jax_fp8.emulation.study import METRICS, ErrorRow
 
+if TYPE_CHECKING:
+    from matplotlib.lines import Line2D
+
 __all__ = ["plot_errors", "require_matplotlib"]
+
+_STYLES: Final = ("-", "--", ":")  # of the first ten lines, the next ten, and so on
 
 
 def require_matplotlib() -> None:
@@ -25,7 +31,7 @@ def plot_errors(rows: Sequence[ErrorRow], path: Path, metric: str = "frobenius")
     """Draws the error of each accumulator against K, both on logarithmic axes.
 
     Args:
-      rows: of studies with more than one K; a row without an error (infinite results) is a gap.
+      rows: of studies with more than one K; rows without an error (infinite results) are left out.
       path: file to write; its suffix says the format.
       metric: a name of `METRICS`; a bias is drawn without its sign.
 
@@ -36,24 +42,30 @@ def plot_errors(rows: Sequence[ErrorRow], path: Path, metric: str = "frobenius")
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    panels = {title: own for title, own in _group(rows, _panel).items() if _num_ks(own) > 1}
+    drawn = [row for row in rows if not math.isnan(getattr(row, metric))]
+    panels = {title: own for title, own in _group(drawn, _panel).items() if _num_ks(own) > 1}
     if not panels:
         raise ValueError("a plot of error against K needs rows of two K or more")
     num_columns = min(3, len(panels))
     num_lines = math.ceil(len(panels) / num_columns)
-    figure = Figure((1.5 + 4.5 * num_columns, 4.2 * num_lines), layout="constrained")
+    figure = Figure((4 + 4.2 * num_columns, 4.2 * num_lines), layout="constrained")
     axes = figure.subplots(num_lines, num_columns, sharey=True, squeeze=False).flatten()
+    names = list(dict.fromkeys(row.accumulator for own in panels.values() for row in own))
+    lines: dict[str, Line2D] = {}
     for (title, own), ax in zip(panels.items(), axes, strict=False):
-        for label, line in _group(own, lambda row: row.accumulator).items():
+        for name, line in _group(own, lambda row: row.accumulator).items():
+            ks = [row.k for row in line]
             errors = [abs(getattr(row, metric)) or math.nan for row in line]
-            ax.plot([row.k for row in line], errors, marker="o", markersize=3, label=label)
+            number = names.index(name)
+            style = {"color": f"C{number % 10}", "linestyle": _STYLES[number // 10 % len(_STYLES)]}
+            (lines[name],) = ax.plot(ks, errors, marker=".", **style)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set(title=title, xlabel="K", ylabel=f"{METRICS[metric]}, %")
         ax.grid(alpha=0.3)
-        ax.legend(fontsize="x-small")
     for ax in axes[len(panels) :]:
         ax.remove()
+    figure.legend(lines.values(), lines.keys(), loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120)
 
 

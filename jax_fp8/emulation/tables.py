@@ -181,34 +181,39 @@ _WGRAD: Final[Mapping[tuple[str, str, int | None], tuple[float, ...]]] = {  # da
     ("relu:normal", "e5m2", None): (0.075, 0.181, 0.399),
     ("relu:normal", "e5m2", 512): (0.019, 0.018, 0.018),
     ("relu:normal", "e5m2", 128): (0.007, 0.007, 0.007),
-    ("relu", "e4m3", None): (1.5, 7.1, 21.9),
-    ("relu", "e4m3", 512): (0.08, 0.08, 0.08),
-    ("relu", "e4m3", 128): (0.01, 0.01, 0.01),
+    ("relu", "e4m3fn", None): (1.5, 7.1, 21.9),
+    ("relu", "e4m3fn", 512): (0.08, 0.08, 0.08),
+    ("relu", "e4m3fn", 128): (0.01, 0.01, 0.01),
 }
-#: Per cent of results that overflow, by machine, for the K of `_OVERFLOW_KS`; None is not known.
-_OVERFLOW: Final[Mapping[str, tuple[float | None, ...]]] = {
-    "hopper_wgmma_f16": (45, 71, None, 99.9, None),
-    "fp16": (73, 93, None, 100, 100),
-}
-#: How far a cell may be from the expected one, as a share of it, by data. The error depends on where
-#: sums fall within a binade, hence on the largest of the random values. Six seeds were off by up to
-#: 0.12 (normal), 0.05 (uniform01), 0.06 (uniform11), 0.10 (halfnormal), 0.14 (relu:normal) and 0.21
-#: (student_t3), beyond the rounding of the expected cell; three seeds by up to 0.05 (the others, at
-#: 512 × 512).
+#: How far a cell may be from the expected one, as a share of it, by data: the error depends on
+#: where sums fall within a binade, hence on the largest of the random values. Beyond the rounding of the
+#: expected cell, twelve seeds were off by up to 0.12 (normal), 0.05 (uniform01), 0.06 (uniform11),
+#: 0.10 (halfnormal), 0.14 (relu:normal), 0.31 (student_t3), 0.08 (relu), 0.01 (mean0.22),
+#: 0.05 (mean0.5) and 0.04 (mean1).
 SPREAD: Final[Mapping[str, float]] = {
     "normal": 0.2,
     "uniform01": 0.08,
     "uniform11": 0.1,
     "halfnormal": 0.2,
     "relu:normal": 0.25,
-    "student_t3": 0.35,
+    "student_t3": 0.4,
     "relu": 0.15,
     "mean0.22": 0.1,
     "mean0.5": 0.1,
     "mean1": 0.1,
 }
-#: Percentage points by which a share of overflows may be off: three seeds were by up to 2.
-_OVERFLOW_SPREAD: Final = 5
+#: Per cent of the results that overflow, by machine and K: the ranges of sixteen seeds, widened.
+#: They are wide where sums are short, because the scale follows the largest of few values.
+_OVERFLOW: Final[Mapping[tuple[str, int], tuple[float, float]]] = {
+    ("hopper_wgmma_f16", 32): (25, 60),
+    ("hopper_wgmma_f16", 64): (50, 80),
+    ("hopper_wgmma_f16", 512): (99, 100),
+    ("hopper_wgmma_f16", 4096): (100, 100),
+    ("fp16", 32): (45, 90),
+    ("fp16", 64): (75, 98),
+    ("fp16", 512): (99.9, 100),
+    ("fp16", 4096): (100, 100),
+}
 #: Accumulators of FP32 precision: what "0" in the table stands for.
 _NEGLIGIBLE: Final = 0.001
 
@@ -241,19 +246,17 @@ def _bounds() -> Iterator[Bound]:
         cells = {(data, "hopper_wgmma", interval): values}
         for bound in _cell_bounds("wgrad", cells, _WGRAD_KS):
             yield dataclasses.replace(bound, formats=f"e4m3fn·{fmt}")
-    for machine, shares in _OVERFLOW.items():
-        for k, share in zip(_OVERFLOW_KS, shares, strict=True):
-            if share is not None:
-                yield Bound(
-                    table="overflow",
-                    machine=machine,
-                    data="normal",
-                    interval=None,
-                    k=k,
-                    metric="non_finite_percent",
-                    low=share - _OVERFLOW_SPREAD,
-                    high=share + _OVERFLOW_SPREAD,
-                )
+    for (machine, k), (low, high) in _OVERFLOW.items():
+        yield Bound(
+            table="overflow",
+            machine=machine,
+            data="normal",
+            interval=None,
+            k=k,
+            metric="non_finite_percent",
+            low=low,
+            high=high,
+        )
     for table, data, interval, ks, metric, low, high in _HOPPER:
         for k in ks:
             yield Bound(
