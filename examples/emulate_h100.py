@@ -16,7 +16,6 @@ import argparse
 import functools
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -291,7 +290,7 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def main() -> int:
+def main() -> None:
     arguments, console, start = parse_arguments(), Console(), time.perf_counter()
     runs = train_all(
         arguments.steps, arguments.seed, arguments.batch, arguments.held_out, arguments.content
@@ -308,8 +307,7 @@ def main() -> int:
         f"{seconds:.0f} s; results.json and emulate_h100.png are in {arguments.out}",
         highlight=False,
     )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 
 import jax
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import jax_fp8 as fp8
 from jax_fp8 import __main__ as cli
 from jax_fp8 import lowering
+from jax_fp8.emulation import tables
 
 
 def run(capsys, *argv):
@@ -46,11 +49,16 @@ def test_tables_on_a_terminal(capsys, monkeypatch):
     assert "lhs gradient" in out
 
 
-@pytest.mark.parametrize("argv", [["explain", "--shape", "1,2"], ["explain"], ["nothing"], []])
-def test_bad_arguments_exit_with_status_2(capsys, argv):
+def refusal(capsys, *argv):
     with pytest.raises(SystemExit) as error:
         cli.main(argv)
     assert error.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["explain", "--shape", "1,2"], ["explain"], ["nothing"], []])
+def test_bad_arguments_exit_with_status_2(capsys, argv):
+    refusal(capsys, *argv)
 
 
 def test_explain_agrees_with_what_is_lowered():
@@ -87,3 +95,95 @@ def test_explain_honours_contexts_and_missing_platforms():
     assert "no kernel for the platform cuda" in str(required)
     with pytest.raises(TypeError, match="explain: lhs has dtype int32"):
         fp8.explain(jax.ShapeDtypeStruct((5, 40), "int32"), w)
+
+
+EMULATE = ("emulate", "--k", "32,512", "--shape", "8,8")
+
+
+def test_emulate_measures_what_is_chosen(capsys):
+    out = run(
+        capsys, *EMULATE, "--machine", "fp32,hopper_wgmma", "--data", "relu:normal,uniform01",
+        "--intervals", "none,64", "--seed", "5",
+    )  # fmt: skip
+    result = json.loads(out)
+    (table,) = result["tables"]
+    study = tables.Study(
+        machines=("fp32", "hopper_wgmma"),
+        data=("relu:normal", "uniform01"),
+        intervals=(None, 64),
+        ks=(32, 512),
+        shape=(8, 8),
+        seed=5,
+    )
+    expected = [json.loads(json.dumps(row.as_json())) for row in study.rows()]
+    assert table["rows"] == expected
+    assert len(expected) == 12
+    assert "failures" not in result
+
+
+def test_emulate_takes_all_machines_by_one_word(capsys):
+    out = run(capsys, "emulate", "--machine", "all", "--k", "32", "--shape", "2,3")
+    (table,) = json.loads(out)["tables"]
+    assert {row["machine"] for row in table["rows"]} == set(fp8.emulation.MACHINES)
+
+
+def test_emulate_prints_columns_of_k_or_of_metrics(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    out = run(capsys, *EMULATE, "--machine", "hopper_wgmma,fp16", "--fp16-scales", "amax")
+    assert "K = 512" in out
+    assert "hopper_wgmma, promoted every 128" in out
+    assert "100.0 % inf" in out
+    assert "mean |C|" in run(capsys, *EMULATE, "--metric", "bias")
+    one_k = run(capsys, "emulate", "--k", "32", "--shape", "8,8")
+    assert "max |e| / rms C" in one_k
+    assert run(capsys, *EMULATE, "--json").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--intervals", "48"), "hopper_wgmma cannot be promoted every 48: it adds 32 products"),
+        (("--intervals", "never"), "argument --intervals: invalid"),
+        (("--machine", "h100"), "no machine 'h100'; there are hopper_wgmma"),
+        (("--data", "gauss"), "there is no 'gauss'"),
+        (("--table", "wgrad"), "--k chooses what to measure, and so does --table"),
+        (("--check",), "--k chooses what to measure, and so does --check"),
+        (("--k", "64", "--plot", "error.png"), "--plot draws error against K: give two K or more"),
+        (("--plot", "no_such_folder/error.png"), "there is no folder no_such_folder"),
+    ],
+)
+def test_emulate_refuses_before_it_measures(capsys, options, message):
+    assert message in " ".join(refusal(capsys, *EMULATE, *options).split())
+
+
+def test_emulate_draws_a_plot(capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="of the extra test")
+    path = tmp_path / "error.png"
+    run(capsys, *EMULATE, "--data", "normal,relu", "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_is_refused_with_the_remedy(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    message = refusal(capsys, *EMULATE, "--plot", str(tmp_path / "error.png"))
+    assert "pip install 'jax_fp8[plot]'" in message
+
+
+def test_emulate_check_fails_where_a_cell_is_out_of_its_bounds(capsys, monkeypatch):
+    table = tables.TABLES["accumulators"]
+    small = dataclasses.replace(table.studies[0], data=("uniform01",), ks=(32, 512), shape=(16, 16))
+    monkeypatch.setattr(
+        tables, "TABLES", {"accumulators": dataclasses.replace(table, studies=(small,))}
+    )
+    result = json.loads(run(capsys, "emulate", "--check"))
+    assert (result["checks"], result["failures"]) == (4, [])
+    monkeypatch.setattr(
+        tables, "BOUNDS", tuple(dataclasses.replace(b, high=b.low) for b in tables.BOUNDS)
+    )
+    assert cli.main(["emulate", "--check"]) == 1
+    captured = capsys.readouterr()
+    failures = json.loads(captured.out)["failures"]
+    assert len(failures) == 4
+    assert captured.err.splitlines() == failures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import runpy
 import sys
@@ -78,17 +79,47 @@ def test_quickstart_prints_an_error_for_each_call_and_the_kernel(run) -> None:
     assert "which kernel" in output.lower()
 
 
-@pytest.mark.parametrize("name", ["custom_recipe.py", "flax_dense.py", "nnx_linear.py"])
+def test_emulate_h100_shows_what_promotion_is_for(run, tmp_path) -> None:
+    pytest.importorskip("matplotlib", reason="of the extra test")
+    output = run(
+        "emulate_h100.py", "--steps", "2", "--batch", "1", "--held-out", "2", "--tokens", "16384",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    assert "H100, promoted every 128" in output
+    result = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    runs = list(result["training"].values())
+    assert len(runs) == 4
+    assert runs[1]["gap_percent"] == 0
+    first_losses = [run["losses"][0] for run in runs]
+    assert len(set(first_losses)) == 4  # four arithmetics
+    assert max(first_losses) == pytest.approx(min(first_losses), rel=0.02)
+    errors = {(e["gradient"], e["interval"]): e for e in result["gradient"] if e["tokens"] == 16384}
+    never, promoted = errors["of one sign", None], errors["of one sign", 128]
+    assert never["bias"] == pytest.approx(-6.8, abs=0.7)
+    assert never["total"] > 5
+    assert abs(promoted["bias"]) < 0.02
+    assert promoted["total"] < 1
+    never, promoted = errors["normal", None], errors["normal", 128]
+    assert never["accumulation"] > 10 * promoted["accumulation"]
+    assert never["total"] == pytest.approx(promoted["total"], rel=0.01)  # quantisation dominates
+    assert (tmp_path / "emulate_h100.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "name", ["custom_recipe.py", "emulate_h100.py", "flax_dense.py", "nnx_linear.py"]
+)
 def test_help_is_the_first_line_of_the_docstring_and_bad_options_are_refused(
     run, capsys, name
 ) -> None:
     pytest.importorskip("sklearn", reason="data from scikit-learn, of the extra test")
+    pytest.importorskip("matplotlib", reason="of the extra test")
     first_line = (EXAMPLES / name).read_text("utf-8").partition("\n")[0].strip('"')
     with pytest.raises(SystemExit) as exit_:
         run(name, "--help")
     assert exit_.value.code == 0
     assert first_line in " ".join(capsys.readouterr().out.split())
-    option = "--size" if name == "custom_recipe.py" else "--epochs"
+    options = {"custom_recipe.py": "--size", "emulate_h100.py": "--steps"}
+    option = options.get(name, "--epochs")
     with pytest.raises(SystemExit) as exit_:
         run(name, option, "0")
     assert exit_.value.code == 2

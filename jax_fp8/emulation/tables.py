@@ -186,10 +186,10 @@ _WGRAD: Final[Mapping[tuple[str, str, int | None], tuple[float, ...]]] = {  # da
     ("relu", "e4m3fn", 128): (0.01, 0.01, 0.01),
 }
 #: How far a cell may be from the expected one, as a share of it, by data: the error depends on
-#: where sums fall within a binade, hence on the largest of the random values. Beyond the rounding of the
-#: expected cell, twelve seeds were off by up to 0.12 (normal), 0.05 (uniform01), 0.06 (uniform11),
-#: 0.10 (halfnormal), 0.14 (relu:normal), 0.31 (student_t3), 0.08 (relu), 0.01 (mean0.22),
-#: 0.05 (mean0.5) and 0.04 (mean1).
+#: where sums fall within a binade, hence on the largest of the random values. Beyond the rounding
+#: of the expected cell, twelve seeds were off by up to 0.12 (normal), 0.05 (uniform01), 0.06
+#: (uniform11), 0.10 (halfnormal), 0.14 (relu:normal), 0.31 (student_t3), 0.08 (relu), 0.01
+#: (mean0.22), 0.05 (mean0.5) and 0.04 (mean1).
 SPREAD: Final[Mapping[str, float]] = {
     "normal": 0.2,
     "uniform01": 0.08,
