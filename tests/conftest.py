@@ -31,6 +31,12 @@ def kernel_row(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session", params=runnable_rows("emulate"))
+def emulate_row(request: pytest.FixtureRequest) -> str:
+    """Name of a row that emulates accumulators, for `jax_fp8.force_kernel`."""
+    return request.param
+
+
 @pytest.fixture(scope="session", params=runnable_rows("quantize"))
 def quantize_row(request: pytest.FixtureRequest) -> str:
     """Name of a quantiser row, for `jax_fp8.force_kernel`."""
