@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +22,7 @@ from emulation_cases import Case, Operands
 from jax_fp8.emulation import MACHINES, Machine
 from jax_fp8.testing import oracle
 
-__all__ = ["gemm_by_fractions", "instruction_by_fractions"]
+__all__ = ["gemm_by_fractions", "gemm_by_pieces", "instruction_by_fractions"]
 
 Array = npt.NDArray[Any]
 #: Lowest exponents of normal numbers.
@@ -203,7 +203,22 @@ def instruction_by_fractions(machine: str, a: Array, b: Array, c: Array) -> Arra
 
 
 def gemm_by_fractions(case: Case, operands: Operands) -> Array:
-    """A whole GEMM as line 5 of the numbers contract cuts, scales and adds it; float32 (m, n)."""
+    """A whole GEMM; float32 (m, n) before it is rounded to another type."""
+
+    def sums(begin: int, end: int) -> Array:
+        return _sums(case, operands, begin, end)
+
+    return gemm_by_pieces(case, operands, sums)
+
+
+def gemm_by_pieces(case: Case, operands: Operands, sums: Callable[[int, int], Array]) -> Array:
+    """A whole GEMM as line 5 of the numbers contract cuts, scales and adds it.
+
+    Args:
+      case: what is asked for.
+      operands: codes and scales.
+      sums: float32 (m, n) sums of the products of one piece of k, [begin, end).
+    """
     facts, k = case.facts, case.k
     lhs_tile, rhs_tile = case.sizes
     scales = [
@@ -219,7 +234,7 @@ def gemm_by_fractions(case: Case, operands: Operands) -> Array:
         for part, pieces in enumerate(_parts(case)):
             acc = np.zeros_like(total)
             for begin, end in pieces:
-                partial = _sums(case, operands, scales, begin, end)
+                partial = sums(begin, end)
                 scale = scales[0][:, None, begin] * scales[1][None, :, begin]
                 scaled = oracle.fma_np(partial, scale, acc) if scales_vary else acc + partial
                 acc = np.where(partial == 0, acc, scaled)
@@ -230,16 +245,19 @@ def gemm_by_fractions(case: Case, operands: Operands) -> Array:
     return total
 
 
-def _sums(
-    case: Case, operands: Operands, scales: list[Array], begin: int, end: int
-) -> npt.NDArray[np.float32]:
+def _sums(case: Case, operands: Operands, begin: int, end: int) -> npt.NDArray[np.float32]:
     """The sum of one piece of k for every output."""
     out = np.zeros((case.m, case.n), np.float32)
+    blocks = range(begin // 32, math.ceil(end / 32))
     for i, j in np.ndindex(*out.shape):
         exponents: list[int] = []
         if case.facts.scales_inside:
-            at = range(begin, end, case.facts.step)
-            product = [float(scales[0][i, k]) * float(scales[1][j, k]) for k in at]
+            rows = (case.sizes[0][0], case.sizes[1][0])
+            product = [
+                float(operands.lhs_scale[i // rows[0], block])
+                * float(operands.rhs_scale[j // rows[1], block])
+                for block in blocks
+            ]
             if any(math.isnan(scale) for scale in product):
                 out[i, j] = math.nan
                 continue

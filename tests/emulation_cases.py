@@ -124,7 +124,7 @@ class Case:
     k: int = 256
     formats: tuple[str, str] = ()
     tiles: tuple[tuple[int | None, int | None], tuple[int | None, int | None]] = ((None, None),) * 2
-    interval: int | None = None
+    interval: int | None = None  # a multiple of 32 where scales are inside
     split_k: int = 1
     layouts: tuple[str, str] = ("mk", "nk")
     out_dtype: str = "float32"

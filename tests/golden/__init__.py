@@ -1,0 +1,1 @@
+"""Recorded results of other implementations, and the scripts that record them."""
