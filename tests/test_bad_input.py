@@ -112,7 +112,11 @@ def test_unknown_kernel_raises_and_lists_those_that_exist():
 
 
 def test_unknown_machine_raises_and_lists_those_that_exist():
-    with pytest.raises(NotImplementedError, match=r"emulate: .*'abacus'; available: native, fp32"):
+    with pytest.raises(
+        ValueError,
+        match=r"emulate: accumulation is 'abacus'; there is no such accumulation model; there are "
+        r"native, hopper_wgmma, .*, exact",
+    ):
         fp8.emulate("abacus")
 
 

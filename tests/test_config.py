@@ -81,13 +81,12 @@ def test_unknown_names_say_what_there_is():
         ValueError, match=r"force_kernel: there is no kernel 'fast'; there are .*scalar"
     ):
         fp8.force_kernel("fast")
-    with pytest.raises(
-        NotImplementedError, match="emulate: .*'hopper_wgmma'; available: native, fp32"
-    ):
-        fp8.emulate("hopper_wgmma")
+    models = "there is no such accumulation model; there are native, hopper_wgmma, .*, fp32, "
+    with pytest.raises(ValueError, match=f"emulate: accumulation is 'hopper'; {models}"):
+        fp8.emulate("hopper")
     q = fp8.quantize(X)
-    with pytest.raises(NotImplementedError, match="scaled_dot_general: .*'fp16'"):
-        fp8.scaled_dot_general(q, q, (((1,), (1,)), ((), ())), accumulation="fp16")
+    with pytest.raises(ValueError, match=f"scaled_dot_general: accumulation is 'fp12'; {models}"):
+        fp8.scaled_dot_general(q, q, (((1,), (1,)), ((), ())), accumulation="fp12")
     with pytest.raises(
         ValueError, match="promotion_interval is -1; it must be None or an integer >= 1"
     ):

@@ -211,12 +211,23 @@ def precision_cannot_change_the_accumulator():
 
 
 @report("T31", "NVIDIA/TransformerEngine#758")
-def a_narrow_accumulator_is_refused():
-    """FP16 accumulation does not exist outside emulation."""
+def a_narrow_accumulator_exists_in_emulation_only_and_warns():
+    """FP16 sums are never the default, no GPU call falls back to them, and they name the remedy."""
     q = fp8.quantize(X)
     dims = (((1,), (1,)), ((), ()))
-    with pytest.raises(NotImplementedError, match="no accumulation model 'fp16'"):
-        fp8.scaled_dot_general(q, q, dims, accumulation="fp16")
+
+    def call(q):
+        return fp8.scaled_dot_general(q, q, dims, accumulation="fp16")
+
+    assert fp8.scaled_dot_general(q, q, dims).dtype == np.float32
+    with pytest.warns(fp8.emulation.OverflowWarning, match="Choose scales that leave room"):
+        out = call(q)
+    assert not np.isfinite(out).all()  # 448 · 448 is beyond 65504
+    with (
+        pytest.warns(fp8.emulation.OverflowWarning),
+        pytest.raises(NotImplementedError, match="'fp16' is emulated by CPU kernels only"),
+    ):
+        jax.jit(call).trace(q).lower(lowering_platforms=("cuda",))
 
 
 @report("T32", "triton-lang/triton PR 2300")

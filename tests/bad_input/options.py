@@ -29,8 +29,11 @@ OPTIONS = {
     "unknown accumulation": Bad(
         with_options(scaled, accumulation="fp12"),
         (ONE,),
-        NotImplementedError,
-        ("scaled_matmul: there is no accumulation model 'fp12'; available: native, fp32",),
+        ValueError,
+        (
+            "scaled_matmul: accumulation is 'fp12'; there is no such accumulation model; there are "
+            "native, hopper_wgmma",
+        ),
     ),
     "negative promotion interval": Bad(
         with_options(scaled, promotion_interval=-1),
