@@ -13,14 +13,14 @@ every_row = pytest.mark.parametrize(
 
 
 def test_every_operation_has_a_row_that_runs_anywhere() -> None:
-    for operation in ("gemm", "quantize"):
+    for operation in ("gemm", "emulate", "quantize"):
         rows = [row for row in lowering.kernel_table() if row.operation == operation]
         assert rows[-1] == KernelRow(operation, "scalar", "")
         assert len({row.name for row in rows}) == len(rows)
 
 
 def test_the_readable_row_is_never_preferred_to_another_that_runs() -> None:
-    for operation in ("gemm", "quantize"):
+    for operation in ("gemm", "emulate", "quantize"):
         rows = [row for row in lowering.kernel_table() if row.operation == operation]
         assert [row.name for row in rows].index("scalar") == len(rows) - 1
 
