@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from jax_fp8.emulation import plot, tables
+from jax_fp8.emulation import plot, speed, tables
 from jax_fp8.emulation.machines import MACHINES
 from jax_fp8.emulation.study import DATA, METRICS, ErrorRow, Study
 
@@ -82,10 +82,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metric", choices=tuple(METRICS), help="what cells and plots show (default: frobenius)"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw error against K")
+    parser.add_argument(
+        "--speed",
+        type=_triple,
+        metavar="M,N,K",
+        help="instead of errors: how fast a GEMM of this size is emulated, beside mmasim",
+    )
+    parser.add_argument("--one-cpu", action="store_true", help="measure --speed on one CPU only")
 
 
 def emulate(arguments: argparse.Namespace) -> dict[str, Any]:
     """Error of an accumulator against K, on a CPU, in per cent of the exact result."""
+    if arguments.speed:
+        return _measure_speed(arguments)
     try:
         chosen = _chosen(arguments)
         if arguments.plot:
@@ -119,6 +128,9 @@ def emulate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Prints the result as tables: columns are K, or all measures of error where K is one."""
+    if "speeds" in result:
+        _show_speed(console, result)
+        return
     for table in result["tables"]:
         rows = [_row(fields) for fields in table["rows"]]
         ks = sorted({row.k for row in rows})
@@ -126,6 +138,53 @@ def show(console: Console, result: dict[str, Any]) -> None:
         console.print(build(table["title"], rows, table["metric"]))
     if "failures" in result:
         console.print(f"{result['checks']} bounds checked, {len(result['failures'])} broken")
+
+
+def _measure_speed(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.one_cpu:
+        speed.only_one_cpu()
+    machines = arguments.machine or _SELECTION["machine"]
+    for name in machines:
+        if name not in MACHINES:
+            arguments.fail(f"--machine: there is no {name!r}; there are {', '.join(MACHINES)}")
+    rows = list(speed.speeds(machines, arguments.speed, seed=arguments.seed))
+    mmasim = speed.mmasim_seconds()
+    result: dict[str, Any] = {
+        "cpus": len(speed.cpus()),
+        "speeds": [dataclasses.asdict(row) | {"gmacs": row.gmacs} for row in rows],
+        "mmasim": None,
+    }
+    if mmasim is not None:
+        ours = next(speed.speeds(["hopper_wgmma"], speed.MMASIM_TILE, repeats=100)).seconds
+        result["mmasim"] = {
+            "shape": speed.MMASIM_TILE,
+            "seconds": mmasim,
+            "hopper_wgmma": ours,
+            "ratio": mmasim / ours,
+        }
+    return result
+
+
+def _show_speed(console: Console, result: dict[str, Any]) -> None:
+    table = RichTable(
+        "machine", "kernel", "M,N,K", title=f"Whole GEMMs on {result['cpus']} CPU(s), median time"
+    )
+    for heading in ("seconds", "10⁹ products a second"):
+        table.add_column(heading, justify="right")
+    for row in result["speeds"]:
+        shape = ",".join(map(str, row["shape"]))
+        times = f"{row['seconds']:.4g}", f"{row['gmacs']:.1f}"
+        table.add_row(row["machine"], row["kernel"], shape, *times)
+    console.print(table)
+    mmasim = result["mmasim"]
+    if mmasim is None:
+        console.print("mmasim is not installed, so nothing was compared with it")
+        return
+    console.print(
+        f"mmasim on one instruction tile, {','.join(map(str, mmasim['shape']))}: "
+        f"{1e3 * mmasim['seconds']:.1f} ms; hopper_wgmma here {1e6 * mmasim['hopper_wgmma']:.0f} "
+        f"µs: {mmasim['ratio']:.0f} times as fast"
+    )
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, tables.Table]:
@@ -249,6 +308,13 @@ def _intervals(text: str) -> tuple[int | None, ...]:
 def _pair(text: str) -> tuple[int, int]:
     m, n = _integers(text)
     return m, n
+
+
+def _triple(text: str) -> tuple[int, int, int]:
+    m, n, k = _integers(text)
+    if min(m, n, k) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: sizes must be at least 1")
+    return m, n, k
 
 
 def _name_pair(text: str) -> tuple[str, str]:

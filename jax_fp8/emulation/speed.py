@@ -22,7 +22,7 @@ from jax_fp8.formats import E4M3FN, E8M0
 from jax_fp8.gemm import MX_BLOCK
 from jax_fp8.scaled import scaled_dot_general
 
-__all__ = ["Speed", "mmasim_seconds", "only_one_cpu", "speeds"]
+__all__ = ["Speed", "cpus", "mmasim_seconds", "only_one_cpu", "speeds"]
 
 #: Tile on which mmasim is timed: one wgmma instruction, four steps deep.
 MMASIM_TILE = (64, 128, 128)
@@ -104,9 +104,16 @@ def mmasim_seconds(repeats: int = 3, seed: int = 0) -> float | None:
     return _median_seconds(lambda: wgmma(a, b, torch.zeros((m, n))), repeats)
 
 
+def cpus() -> set[int]:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def only_one_cpu() -> None:
     """Keeps this process on one CPU; call it before JAX starts its backend and thread pool."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {min(cpus())})
 
 
 def _first_kernel(machine: str) -> list[str]:
