@@ -151,9 +151,12 @@ def test_emulate_prints_columns_of_k_or_of_metrics(capsys, monkeypatch):
         (("--check",), "--k chooses what to measure, and so does --check"),
         (("--k", "64", "--plot", "error.png"), "--plot draws error against K: give two K or more"),
         (("--plot", "no_such_folder/error.png"), "there is no folder no_such_folder"),
+        (("--plot", "error.xls"), "plot error.xls: the suffix must be one of"),
     ],
 )
 def test_emulate_refuses_before_it_measures(capsys, options, message):
+    if "--plot" in options:
+        pytest.importorskip("matplotlib", reason="of the extra test")
     assert message in " ".join(refusal(capsys, *EMULATE, *options).split())
 
 

@@ -98,8 +98,8 @@ def emulate(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         chosen = _chosen(arguments)
         if arguments.plot:
-            plot.require_matplotlib()
-            _check_plot(arguments.plot, chosen)
+            plot.check_path(arguments.plot)
+            _check_lines(chosen)
     except (ValueError, ImportError) as error:
         arguments.fail(str(error))
     measured = _measure(chosen)
@@ -221,11 +221,9 @@ def _chosen(arguments: argparse.Namespace) -> dict[str, tables.Table]:
     }
 
 
-def _check_plot(path: Path, chosen: dict[str, tables.Table]) -> None:
+def _check_lines(chosen: dict[str, tables.Table]) -> None:
     if all(len(study.ks) < 2 for table in chosen.values() for study in table.studies):
         raise ValueError("--plot draws error against K: give two K or more")
-    if not path.parent.is_dir():
-        raise ValueError(f"--plot {path}: there is no folder {path.parent}")
 
 
 def _measure(chosen: dict[str, tables.Table]) -> dict[str, list[ErrorRow]]:

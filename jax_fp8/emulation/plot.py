@@ -12,19 +12,29 @@ from jax_fp8.emulation.study import METRICS, ErrorRow
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
-__all__ = ["plot_errors", "require_matplotlib"]
+__all__ = ["check_path", "plot_errors"]
 
 _STYLES: Final = ("-", "--", ":")  # of the first ten lines, the next ten, and so on
 
 
-def require_matplotlib() -> None:
-    """Raises ImportError, with the remedy, where matplotlib is missing."""
+def check_path(path: Path) -> None:
+    """Checks, before anything is measured, that a picture can be written there.
+
+    Raises:
+      ImportError: matplotlib is not installed; the message names the extra that brings it.
+      ValueError: there is no such folder, or the suffix is no picture's.
+    """
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             "matplotlib draws the plot and is not installed: pip install 'jax_fp8[plot]'"
         ) from error
+    suffixes = Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in suffixes:
+        raise ValueError(f"plot {path}: the suffix must be one of {', '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"plot {path}: there is no folder {path.parent}")
 
 
 def plot_errors(rows: Sequence[ErrorRow], path: Path, metric: str = "frobenius") -> None:
@@ -37,9 +47,9 @@ def plot_errors(rows: Sequence[ErrorRow], path: Path, metric: str = "frobenius")
 
     Raises:
       ImportError: matplotlib is not installed; the message names the extra that brings it.
-      ValueError: nothing to draw a line through.
+      ValueError: nothing to draw a line through, or a path that `check_path` refuses.
     """
-    require_matplotlib()
+    check_path(path)
     from matplotlib.figure import Figure
 
     drawn = [row for row in rows if not math.isnan(getattr(row, metric))]
