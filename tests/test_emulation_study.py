@@ -168,3 +168,25 @@ def test_a_broken_bound_is_a_sentence_with_value_and_range():
     )
     unknown = dataclasses.replace(row, frobenius=math.nan)
     assert len(tables.check({"accumulators": [unknown]})[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("measured", "claimed"),
+    [
+        (("ada_mma", None), ("hopper_wgmma", None)),
+        (("blackwell_tcgen05", None), ("hopper_wgmma", None)),
+        (("hopper_wgmma", 128), ("hopper_wgmma", None)),
+        (("hopper_wgmma", 64), ("hopper_wgmma", 128)),
+        (("hopper_wgmma", 256), ("hopper_wgmma", 128)),
+        (("hopper_wgmma", None), ("blackwell_tcgen05", None)),
+        (("fp16_chunked", None), ("fp16", None)),
+    ],
+)
+def test_bounds_tell_one_accumulator_from_another(measured, claimed):
+    study = Study(
+        machines=measured[:1], data=("uniform01", "normal"), intervals=measured[1:], ks=(512, 4096)
+    )
+    rows = [dataclasses.replace(r, machine=claimed[0], interval=claimed[1]) for r in study.rows()]
+    checked, failures = tables.check({"accumulators": rows})
+    assert checked >= 2
+    assert failures
