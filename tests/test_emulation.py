@@ -99,14 +99,14 @@ LAYOUTS = (("mk", "nk"), ("mk", "kn"), ("km", "nk"), ("km", "kn"))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_row_has_the_bits_of_the_readable_row(machine: str) -> None:
     @hypothesis.given(cases(machine), seeds, st.sampled_from(KINDS))
-    @hypothesis.settings(max_examples=15, derandomize=True)
+    @hypothesis.settings(max_examples=15)
     def check(case: Case, seed: int, kind: str) -> None:
         operands = case.operands(seed, kind)
         expected = case.run("scalar", operands)
         assert expected.shape == (case.m, case.n)
         for row in ROWS:
             if row != "scalar" and not case.why_not(row):
-                assert_same_bits(case.run(row, operands), expected)
+                assert_same_bits(case.run(row, operands), expected, any_nan=True)
 
     check()
 
@@ -120,7 +120,7 @@ def test_all_layouts_and_tiles_have_the_bits_of_the_readable_row(row: str, machi
         case = Case(machine, 37, 75, 290, ("e4m3", "e5m2"), tiles[i % 3], layouts=layouts)
         case = dataclasses.replace(case, split_k=split)
         operands = case.operands(i, "special" if i == 3 else "finite")
-        assert_same_bits(case.run(row, operands), case.run("scalar", operands))
+        assert_same_bits(case.run(row, operands), case.run("scalar", operands), any_nan=True)
 
 
 @every_pair

@@ -221,7 +221,7 @@ def test_bad_operands_raise_with_instruction_operand_and_what_it_must_be(
         (TypeError, "a has dtype float8_e5m2; it must be float8_e4m3fn",
          (a.astype(b.dtype), b, c)),
         (TypeError, "b has dtype float32; it must be float8_e5m2", (a, b.astype(np.float32), c)),
-        (TypeError, "c has dtype float16; it must be float32", (a, b, c.astype(np.float16))),
+        (TypeError, "c has dtype float16; it must be float32", (a, b, np.float16(c / 1e9))),
         (ValueError, r"a has shape \(32, 64\); it must be \(64, 32\)", (a.T, b, c)),
         (ValueError, r"b has shape \(32, 15\); it must be \(32, 16\)", (a, b[:, 1:], c)),
         (ValueError, r"c has shape \(16,\); it must be \(64, 16\)", (a, b, c[0])),

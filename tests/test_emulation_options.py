@@ -149,7 +149,8 @@ def test_every_public_call_takes_the_options_and_heeds_the_context() -> None:
         assert requests(lambda: call(**options)) == [("ada_mma", 48, 2)], name  # noqa: B023
         with fp8.emulate(**options):
             assert requests(lambda: call()) == [("ada_mma", 48, 2)], name  # noqa: B023
-            assert requests(lambda: call(accumulation="native")) == [("native", 48, 2)], name  # noqa: B023
+            native = {"accumulation": "native", "split_k": 1}
+            assert requests(lambda: call(**native)) == [("native", 48, 1)], name  # noqa: B023
 
 
 # --- Tracing --------------------------------------------------------------------------------------
