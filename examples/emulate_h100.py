@@ -6,7 +6,8 @@
 The language model of `train_char_lm.py` is trained four times from the same weights on the same
 batches: in float32, and in FP8 with the sums in float32, in the accumulator of an H100 and in that
 accumulator promoted every 128 products. Its sums are short, at most 768 products, so little
-happens. The gradient of a weight sums over all tokens of a batch instead: there it happens.
+happens: another --seed moves the gaps by as much. The gradient of a weight sums over all tokens of
+a batch, and a batch may have many more: there promotion matters.
 
 The recipe is TensorScaling. A scale that changes along k starts a new sum at each of its tiles, and
 so promotes by itself.

@@ -184,7 +184,7 @@ def test_a_broken_bound_is_a_sentence_with_value_and_range():
 )
 def test_bounds_tell_one_accumulator_from_another(measured, claimed):
     study = Study(
-        machines=measured[:1], data=("uniform01", "normal"), intervals=measured[1:], ks=(512, 4096)
+        machines=measured[:1], data=("uniform01", "normal"), intervals=measured[1:], ks=(32, 512)
     )
     rows = [dataclasses.replace(r, machine=claimed[0], interval=claimed[1]) for r in study.rows()]
     checked, failures = tables.check({"accumulators": rows})
