@@ -27,8 +27,8 @@ std::string WhyNot(const GemmDesc& desc) {
   if (desc.promotion_interval % machine.step != 0 && !machine.ignores_interval) {
     return std::string(machine.name) + " promotes at multiples of " + std::to_string(machine.step);
   }
-  if (machine.scales_inside && (desc.lhs.tile_k != std::min<int64_t>(kMxBlock, desc.k) ||
-                                desc.rhs.tile_k != std::min<int64_t>(kMxBlock, desc.k))) {
+  const int64_t block = std::clamp<int64_t>(desc.k, 1, kMxBlock);
+  if (machine.scales_inside && (desc.lhs.tile_k != block || desc.rhs.tile_k != block)) {
     return std::string(machine.name) + " takes a scale for every " + std::to_string(kMxBlock) +
            " k of both operands";
   }

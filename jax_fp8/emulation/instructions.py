@@ -51,14 +51,21 @@ _SHAPES: Final[dict[str, tuple[tuple[Any, Any, Any], ...]]] = {
     "tcgen05.mx": (((128,), range(8, 257, 8), (32,)),),
     "v_mfma": (((16,), (16,), (32,)), ((32,), (32,), (16,))),
 }
-#: Parts of a PTX name that say nothing about the arithmetic.
-_IGNORED: Final = frozenset(
-    {
-        "mma", "mma_async", "sync", "aligned", "row", "col", "sp", "kind::f8f6f4",
-        "kind::mxf8f6f4", "block_scale", "block32", "scale_vec::1X", "ue8m0",
-        "cta_group::1", "cta_group::2",
-    }
-)  # fmt: skip
+#: Parts that a PTX name may have beside its shape and types, by family. They say nothing about the
+#: arithmetic that the family doesn't.
+_PARTS: Final[dict[str, frozenset[str]]] = {
+    "wgmma": frozenset({"mma_async", "sync", "aligned"}),
+    "mma": frozenset({"sync", "aligned", "row", "col", "kind::f8f6f4"}),
+    "mma.mx": frozenset(
+        {"sync", "aligned", "row", "col", "kind::mxf8f6f4", "block_scale", "block32",
+         "scale_vec::1X", "ue8m0"}
+    ),
+    "tcgen05": frozenset({"mma", "cta_group::1", "kind::f8f6f4"}),
+    "tcgen05.mx": frozenset(
+        {"mma", "cta_group::1", "kind::mxf8f6f4", "block_scale", "block32", "scale_vec::1X",
+         "ue8m0"}
+    ),
+}  # fmt: skip
 _EXAMPLES: Final = (
     "wgmma.m64n8k32.f32.e4m3.e4m3, mma.m16n8k32.f32.e4m3.e5m2.f32, "
     "tcgen05.mma.m128n64k32.kind::f8f6f4.f32.e4m3.e4m3, "
@@ -248,7 +255,7 @@ def _parse_ptx(name: str) -> tuple[str, tuple[int, int, int], tuple[str, str, st
     shapes = [match for part in parts if (match := re.fullmatch(r"m(\d+)n(\d+)k(\d+)", part))]
     types = [part for part in parts if part in _ACCUMULATORS or part in ("e4m3", "e5m2")]
     known = [*(match.group() for match in shapes), *types]
-    if [part for part in parts if part not in known and part not in _IGNORED]:
+    if [part for part in parts if part not in known and part not in _PARTS[family]]:
         raise _unknown(name)
     # D, A, B, and for mma C, which is of D's type.
     if len(shapes) != 1 or len(types) not in (3, 4) or types[3:] not in ([], types[:1]):
