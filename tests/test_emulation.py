@@ -64,6 +64,33 @@ def test_the_instruction_has_the_published_check_values(check: str) -> None:
     assert np.count_nonzero(d) == 1
 
 
+ALIGNED = [name for name, machine in MACHINES.items() if machine.fraction_bits]
+
+
+@pytest.mark.parametrize("machine", ALIGNED)
+def test_a_term_counts_down_to_the_last_fraction_bit_below_the_largest(
+    machine: str, emulate_row: str
+) -> None:
+    # Two large products cancel each other; the third is what is left of it. All three are of even
+    # index, which some machines align apart from the odd ones.
+    bits = MACHINES[machine].fraction_bits
+    for large in (-4, 0, 8):
+        for below, expected in ((bits - 1, 1.0), (bits, 1.0), (bits + 1, 0.0)):
+            small = large - below
+            case = Case(machine, 1, 1, 5, ("e5m2", "e5m2"))
+            if small < (-24 if MACHINES[machine].is_fp16 else -28):
+                continue
+            operands = case.operands()
+            half = small // 2
+            lhs = [2.0**large, 0, 2.0**half, 0, -(2.0**large)]
+            rhs = [1, 0, 2.0 ** (small - half), 0, 1]
+            ones = {
+                name: np.ones_like(getattr(operands, name)) for name in ("lhs_scale", "rhs_scale")
+            }
+            values = [np.float32([x]).astype(OCP["e5m2"]) for x in (lhs, rhs)]
+            assert case.run(emulate_row, Operands(*values, **ones)) == expected * 2.0**small
+
+
 # --- Rows -----------------------------------------------------------------------------------------
 
 TILE_SIZES = (None, 1, 32, 48, 64, 100, 128)

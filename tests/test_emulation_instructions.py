@@ -185,6 +185,42 @@ def test_a_gemm_is_a_chain_of_instructions(name: str, emulate_row: str) -> None:
     assert_same_bits(out, jnp.asarray(d).astype(np.float32))
 
 
+#: Fraction bits of an accumulator of 1 that survive a step of zeros.
+KEPT_BITS = {
+    "wgmma.m64n8k32.f32.e4m3.e4m3": (None, 13),
+    "mma.m16n8k32.f32.e4m3.e4m3.f32": ("sm_90", 23),
+    "mma.m16n8k16.f32.e4m3.e4m3.f32": ("sm_89", 13),
+    "tcgen05.mma.m128n8k32.kind::f8f6f4.f32.e4m3.e4m3": (None, 23),
+    "v_mfma_f32_16x16x32_fp8_fp8": (None, 23),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_BITS)
+def test_an_accumulator_keeps_as_many_bits_as_its_machine_has(name: str) -> None:
+    arch, kept = KEPT_BITS[name]
+    ours = instruction(name, arch=arch)
+    m, n, k = ours.shape
+    c = np.ones((m, n), np.float32)
+    c[0] += np.float32(2.0**-kept)
+    c[1] = -c[0]
+    c[2] += np.float32(2.0 ** -(kept + 1))  # 1 where FP32 itself has no such bit
+    d = ours(np.zeros((m, k), ours.a_dtype), np.zeros((k, n), ours.b_dtype), c)
+    expected = c.copy()
+    expected[2] = 1
+    assert_same_bits(d, expected)
+
+
+def test_codes_that_become_fp16_align_as_fp16_values_do() -> None:
+    # 2^-9 is subnormal in E4M3, whose smallest exponent is -6, and normal in FP16. The accumulator
+    # lies 22 bits below their product, and 28 below what E4M3's exponents say of it.
+    c = np.full((16, 8), 2.0**-40, np.float32)
+    for arch, expected in (("sm_90", 2.0**-18 + 2.0**-40), ("sm_120", 2.0**-18)):
+        ours = instruction("mma.m16n8k32.f32.e4m3.e4m3.f32", arch=arch)
+        a, b = np.zeros((16, 32), ours.a_dtype), np.zeros((32, 8), ours.b_dtype)
+        a[:, 3] = b[3] = 2.0**-9
+        assert_same_bits(ours(a, b, c), np.full((16, 8), expected, np.float32))
+
+
 def test_a_nan_has_all_bits_but_the_sign(wgmma: Instruction) -> None:
     half = instruction("wgmma.m64n16k32.f16.e4m3.e5m2")
     for ours, expected in ((wgmma, 0x7FFFFFFF), (half, 0x7FFF)):
