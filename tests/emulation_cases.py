@@ -122,7 +122,7 @@ class Case:
     m: int = 5
     n: int = 3
     k: int = 256
-    formats: tuple[str, str] = ()
+    formats: tuple[str, str] | tuple[()] = ()
     tiles: tuple[tuple[int | None, int | None], tuple[int | None, int | None]] = ((None, None),) * 2
     interval: int | None = None  # a multiple of 32 where scales are inside
     split_k: int = 1
