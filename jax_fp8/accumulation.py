@@ -57,7 +57,20 @@ class Sums:
             for value in given if isinstance(given, PerGemm) else (given,):
                 if not isinstance(value, Unset):
                     check(value, f"{call}: {name} is {value!r}")
+        check_interval(self.accumulation, self.promotion_interval, call)
         return self
+
+
+def check_interval(accumulation: Any, interval: Any, call: str) -> None:
+    """Raises ValueError if both are single values, and the model cannot be promoted so often."""
+    if not isinstance(accumulation, str) or not isinstance(interval, int):
+        return
+    machine = MACHINES.get(accumulation)
+    if machine is not None and not machine.takes_interval(interval):
+        raise ValueError(
+            f"{call}: promotion_interval is {interval}, but {machine.name} adds {machine.step} "
+            f"products at a time: give None or a multiple of {machine.step}"
+        )
 
 
 def _check_accumulation(value: Any, what: str) -> None:

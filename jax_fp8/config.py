@@ -19,7 +19,7 @@ from typing import Any, Final
 import jax
 
 from jax_fp8 import _ffi
-from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
+from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset, check_interval
 from jax_fp8.emulation.machines import MACHINES
 
 __all__ = ["emulate", "force_kernel", "require_kernel"]
@@ -70,9 +70,15 @@ class _State:
 _context = jax.make_user_context(_State())
 
 
-def current(sums: Sums | None = None, *, call: str = "jax_fp8") -> Execution:
-    """`executions` for a call that has no gradients."""
-    return executions(sums, call=call).forward
+def without_sums(call: str) -> Execution:
+    """Resolves context > environment > default for an operation that adds nothing up."""
+    state: _State = _context.value
+    kernel, required = state.kernel, state.require_kernel
+    if not kernel and (name := os.environ.get(FORCE_KERNEL_VARIABLE, "")):
+        kernel = _check_kernel(name, f"{call}: {FORCE_KERNEL_VARIABLE}")
+    if not required:
+        required = os.environ.get(REQUIRE_KERNEL_VARIABLE, "0") not in ("", "0")
+    return Execution(kernel=kernel, require_kernel=required)
 
 
 def executions(
@@ -90,11 +96,7 @@ def executions(
         the model's step, or a split k without a model.
     """
     state: _State = _context.value
-    kernel, required = state.kernel, state.require_kernel
-    if not kernel and (name := os.environ.get(FORCE_KERNEL_VARIABLE, "")):
-        kernel = _check_kernel(name, f"{call}: {FORCE_KERNEL_VARIABLE}")
-    if not required:
-        required = os.environ.get(REQUIRE_KERNEL_VARIABLE, "0") not in ("", "0")
+    kernel = without_sums(call)
     given = [s.checked(call) for s in (sums, state.sums, recipe) if s is not None]
     resolved = []
     for gemm in PerGemm._fields:
@@ -102,11 +104,7 @@ def executions(
         machine = MACHINES.get(accumulation)
         default = None if machine is None else machine.default_interval
         interval = _first((s.promotion_interval for s in given), gemm, default)
-        if interval is not None and machine is not None and not machine.takes_interval(interval):
-            raise ValueError(
-                f"{call}: promotion_interval is {interval}, but {machine.name} adds "
-                f"{machine.step} products at a time: give None or a multiple of {machine.step}"
-            )
+        check_interval(accumulation, interval, call)
         split_k = _first((s.split_k for s in given), gemm, 1)
         if split_k > 1 and machine is None:
             raise ValueError(
@@ -114,9 +112,8 @@ def executions(
                 "accumulation model to emulate, such as accumulation='fp32'"
             )
         resolved.append(
-            Execution(
-                kernel=kernel,
-                require_kernel=required,
+            dataclasses.replace(
+                kernel,
                 accumulation=accumulation,
                 promotion_interval=interval or 0,
                 split_k=split_k,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy.typing as npt
 import opt_einsum
 
+from jax_fp8 import config, recipes
 from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
 from jax_fp8.dot import check_out_sharding, dot_general
 from jax_fp8.gemm import promote
@@ -90,6 +91,7 @@ def einsum(
     if preferred_element_type is None:
         preferred_element_type = promote(*(x.dtype for x in arrays))
     sums = Sums(accumulation, promotion_interval, split_k)
+    config.executions(sums, recipes.check(recipe, "einsum").sums, call="einsum")
     terms = list(zip(inputs.split(","), arrays, roles, strict=True))
     for i, step in enumerate(path.contraction_list):
         step_key = key if key is None or i == 0 else jax.random.fold_in(key, i)

@@ -80,7 +80,7 @@ def quantize(
     fmt = formats.lookup(format, call="quantize")
     x = as_float_array(x, "quantize", "x")
     refuse_explicit(x, "quantize", "x")
-    execution = config.current(call="quantize").without_sums
+    execution = config.without_sums("quantize")
     full = resolve_tile(tile, x.shape, "quantize")
     scales = scale_shape(x.shape, full)
     narrow = _is_e8m0(scale_dtype)
@@ -134,7 +134,7 @@ def dequantize(q: ScaledArray, dtype: npt.DTypeLike = np.float32) -> Array:
     shape, canonical, restore = _canonical_tiles(q.values, full)
     values = shape(q.values)
     scale = scale_to_float32(q.scale).reshape(scale_shape(values.shape, (1, *canonical)))
-    execution = config.current(call="dequantize").without_sums
+    execution = config.without_sums("dequantize")
     out = dequantize_p.bind(
         values, scale, tile=canonical, out_dtype=np.dtype(dtype).name, execution=execution
     )

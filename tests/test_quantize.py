@@ -330,7 +330,7 @@ def test_two_axis_form_equals_two_single_ones(
                 quantize_two_axes,
                 fmt=fmt,
                 tiles=resolved,
-                execution=config.current(),
+                execution=config.without_sums("test"),
                 power_of_two=power_of_two,
             )
             out = jax.jit(run)(x)

@@ -17,7 +17,9 @@ inline uint16_t FloatToF16Bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
+  if (magnitude > 0x7F800000) {  // the upper bits of a NaN stay, as vcvtps2ph keeps them
+    return static_cast<uint16_t>(sign | 0x7E00 | (magnitude >> 13 & 0x3FF));
+  }
   if (magnitude >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);  // 65520 rounds to inf
   if (magnitude < 0x38800000) {  // below 2^-14: a multiple of 2^-24, the ulp of 0.5
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;

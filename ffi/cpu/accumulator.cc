@@ -9,8 +9,6 @@
 namespace jax_fp8 {
 namespace {
 
-// The NaN that these machines return (MMA-Sim, arXiv 2511.10909).
-constexpr float kNan = std::bit_cast<float>(0x7FFFFFFFu);
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 using Int128 = __int128;
@@ -102,12 +100,12 @@ float Specials(const DecodedCodes& lhs, const DecodedCodes& rhs, int num_k, floa
   float sum = std::isfinite(c) ? 0 : c;
   for (int k = 0; k < num_k; ++k) {
     const Decoded &a = lhs[k], &b = rhs[k];
-    if (a.is_nan || b.is_nan) return kNan;
+    if (a.is_nan || b.is_nan) return kMachineNan;
     if (!a.is_inf && !b.is_inf) continue;
-    if ((!a.is_inf && a.significand == 0) || (!b.is_inf && b.significand == 0)) return kNan;
+    if ((!a.is_inf && a.significand == 0) || (!b.is_inf && b.significand == 0)) return kMachineNan;
     sum += (a.significand < 0) != (b.significand < 0) ? -kInf : kInf;
   }
-  return std::isnan(sum) ? kNan : sum;
+  return std::isnan(sum) ? kMachineNan : sum;
 }
 
 // A product has 6 fraction bits.
@@ -250,7 +248,7 @@ float Step(const Machine& machine, const DecodedCodes& lhs, const DecodedCodes& 
     case Summation::kExact:
       break;  // no steps
   }
-  return kNan;
+  return kMachineNan;
 }
 
 float RoundSum(const double (&terms)[3]) {
@@ -272,7 +270,7 @@ float SumPairwise(const DecodedCodes& lhs, const DecodedCodes& rhs, int64_t num_
     for (; k >> level & 1; ++level) sum = sums[level] + sum;
     sums[level] = sum;
   }
-  if (special != 0) return std::isnan(special) ? kNan : special;
+  if (special != 0) return std::isnan(special) ? kMachineNan : special;
   float total = 0;
   for (int level = 0; num_k >> level; ++level) {
     if (num_k >> level & 1) total = sums[level] + total;
@@ -294,7 +292,7 @@ float SumExactly(const DecodedCodes& lhs, const DecodedCodes& rhs, int64_t num_k
     const int significand = a.significand * b.significand;
     sum += static_cast<Int128>(significand) * (Int128{1} << (a.exponent + b.exponent - 6 - kUnit));
   }
-  if (special != 0) return std::isnan(special) ? kNan : special;
+  if (special != 0) return std::isnan(special) ? kMachineNan : special;
   return Round(sum, kUnit, Rounding::kRneFp32);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 
 #include "common/fp8.h"
@@ -17,6 +18,9 @@ struct Decoded {
   int8_t exponent;     // of the binade, or of the subnormals
   bool is_nan, is_inf;
 };
+
+// The NaN that machines return (MMA-Sim, arXiv 2511.10909). Every row returns it, whatever made it.
+inline constexpr float kMachineNan = std::bit_cast<float>(0x7FFFFFFFu);
 
 // What `machine` makes of the 256 codes of `format`.
 const std::array<Decoded, 256>& DecodedTable(const Machine& machine, Format format);

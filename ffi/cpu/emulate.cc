@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <new>
 #include <string>
 
+#include "cpu/accumulator.h"
 #include "cpu/features.h"
 #include "cpu/nonfinite.h"
 #include "cpu/scalar_operand.h"
@@ -69,8 +69,7 @@ void ReplaceNonFinite(const GemmDesc& desc, const GemmBuffers& buffers,
       const uint8_t found = nonfinite.rows[row] | nonfinite.cols[col];
       if (found == kAllFinite) continue;
       // A NaN makes every sum NaN, whatever the machine: no need to add up.
-      const float value = found & kHasNan ? std::bit_cast<float>(0x7FFFFFFFu)
-                                          : EmulateElement(desc, buffers, row, col);
+      const float value = found & kHasNan ? kMachineNan : EmulateElement(desc, buffers, row, col);
       StoreElement(value, desc.out, buffers.out, row * desc.n + col);
     }
   });

@@ -105,6 +105,9 @@ struct EmulateAvx2 : Avx2 {
   [[gnu::always_inline]] static Vec Add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
   [[gnu::always_inline]] static Vec Sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
   [[gnu::always_inline]] static Vec Fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  [[gnu::always_inline]] static Vec ReplaceNan(Vec x, Vec nan) {
+    return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
   [[gnu::always_inline]] static Vec RoundToFp16(Vec x) {
     return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }

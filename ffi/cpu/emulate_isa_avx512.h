@@ -90,6 +90,9 @@ struct EmulateAvx512 : Avx512 {
   [[gnu::always_inline]] static Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
   [[gnu::always_inline]] static Vec Sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
   [[gnu::always_inline]] static Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  [[gnu::always_inline]] static Vec ReplaceNan(Vec x, Vec nan) {
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
+  }
   [[gnu::always_inline]] static Vec RoundToFp16(Vec x) {
     return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }

@@ -1,5 +1,4 @@
 // The readable emulation of a whole GEMM, for every accumulator.
-#include <bit>
 #include <cmath>
 
 #include "cpu/accumulator.h"
@@ -30,7 +29,7 @@ float SumOfPiece(const GemmDesc& desc, const GemmBuffers& buffers, const KPiece&
   };
   const float sum =
       SumPiece(machine, codes(lhs, row), codes(rhs, col), piece.end - piece.begin, scale_exponent);
-  return nan_scale ? std::bit_cast<float>(0x7FFFFFFFu) : sum;
+  return nan_scale ? kMachineNan : sum;
 }
 
 }  // namespace
@@ -54,8 +53,9 @@ float EmulateElement(const GemmDesc& desc, const GemmBuffers& buffers, int64_t r
     if (piece.ends_part) total = piece.in_first_part ? acc : total + acc;
     k = piece.end;
   }
-  if (scales_vary_along_k || scales_inside || total == 0) return total;
-  return total * (lhs.Scale(row, 0) * rhs.Scale(col, 0));
+  const bool scales_at_the_end = !scales_vary_along_k && !scales_inside && total != 0;
+  if (scales_at_the_end) total *= lhs.Scale(row, 0) * rhs.Scale(col, 0);
+  return std::isnan(total) ? kMachineNan : total;
 }
 
 bool RunEmulateScalar(const GemmDesc& desc, std::span<const GemmBuffers> batch,

@@ -79,6 +79,7 @@ void FinishPiece(const TileProduct& product, int s) {
       }
       if (!segment.in_first_part) sum = Isa::Add(Isa::Load(product.total + at), sum);
       if (scales_at_the_end) sum = Isa::ScaleNonZero(sum, scale);
+      if (segment.ends_k) sum = Isa::ReplaceNan(sum, Isa::Broadcast(kMachineNan));
       Isa::Store(product.total + at, sum);
     }
   }

@@ -3,7 +3,6 @@
 // scales, where the machine multiplies by them, (m, ceil(k / 32)) and (ceil(k / 32), n), else
 // empty.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -38,7 +37,7 @@ struct Chain {
       int scale_exponent = 0;
       if (machine.scales_inside) {
         const float x = a_scale[k / kMxBlock], y = b_scale[k / kMxBlock * b_scale_stride];
-        if (std::isnan(x) || std::isnan(y)) return std::bit_cast<float>(0x7FFFFFFFu);
+        if (std::isnan(x) || std::isnan(y)) return kMachineNan;
         scale_exponent = std::ilogb(x) + std::ilogb(y);
       }
       c = Step(machine, a.From(k), b.From(k), num_k, scale_exponent, c);
@@ -94,8 +93,7 @@ ffi::Error Instruction(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b,
       if (is_f16) {
         const uint16_t bits = static_cast<const uint16_t*>(c.untyped_data())[index];
         const float sum = chain(F16BitsToFloat(bits));
-        static_cast<uint16_t*>(d->untyped_data())[index] =
-            std::isnan(sum) ? 0x7FFF : FloatToF16Bits(sum);
+        static_cast<uint16_t*>(d->untyped_data())[index] = FloatToF16Bits(sum);
       } else {
         static_cast<float*>(d->untyped_data())[index] =
             chain(static_cast<const float*>(c.untyped_data())[index]);
