@@ -177,9 +177,9 @@ def scaled_matmul(
 
 
 def _execution(sums: Sums, call: str) -> config.Execution:
-    executions = config.executions(sums, call=call)
-    warn_of_overflow(executions, call)
-    return executions.forward
+    execution = config.executions(sums, call=call).forward
+    warn_of_overflow([execution], call)
+    return execution
 
 
 def _check_scale_kinds(
