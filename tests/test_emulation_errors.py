@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax import export
 
 import jax_fp8 as fp8
 from jax_fp8 import PerGemm
@@ -114,7 +115,7 @@ def test_another_platform_raises_and_names_the_cpu(
         f"{platform}: .*jax.default_device"
     )
     with pytest.raises(NotImplementedError, match=message):
-        jax.export.export(jax.jit(call), platforms=[platform])(LHS, RHS)
+        export.export(jax.jit(call), platforms=[platform])(LHS, RHS)
     gradient = jax.grad(lambda x: fp8.matmul(x, W, accumulation=PerGemm(dgrad="ada_mma")).sum())
     monkeypatch.setenv("JAX_FP8_REQUIRE_KERNEL", "0")  # the other GEMMs may run the reference
     with pytest.raises(NotImplementedError, match="accumulation 'ada_mma' is emulated by CPU"):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import jax_fp8 as fp8
 from checks import assert_same_bits
@@ -205,10 +206,10 @@ def test_a_compiled_function_keeps_its_model() -> None:
 
 def test_an_exported_function_keeps_its_model() -> None:
     with fp8.emulate("hopper_wgmma"):
-        exported = jax.export.export(
+        exported = export.export(
             jax.jit(lambda x, w: product(x, w)),
             disabled_checks=[
-                jax.export.DisabledSafetyCheck.custom_call(f"jax_fp8.{name}.v1")
+                export.DisabledSafetyCheck.custom_call(f"jax_fp8.{name}.v1")
                 for name in ("gemm", "quantize", "quantize2")
             ],
         )(jax.ShapeDtypeStruct(X.shape, X.dtype), jax.ShapeDtypeStruct(W.shape, W.dtype))
