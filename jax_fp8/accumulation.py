@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from jax_fp8.emulation.machines import MACHINES
@@ -12,14 +13,19 @@ __all__ = ["UNSET", "PerGemm", "Sums", "Unset"]
 _T = TypeVar("_T")
 
 
-class Unset:
-    """Type of `UNSET`, the default of arguments that a context or a recipe may also give."""
+class Unset(enum.Enum):
+    """Type of `UNSET`, the default of arguments that a context or a recipe may also give.
+
+    An enum, so that copies and pickles of a recipe are equal to it.
+    """
+
+    UNSET = "UNSET"
 
     def __repr__(self) -> str:
         return "UNSET"
 
 
-UNSET: Final = Unset()
+UNSET: Final = Unset.UNSET
 
 
 class PerGemm(NamedTuple, Generic[_T]):

@@ -126,10 +126,15 @@ def no_argument_is_silently_unused():
         "recipe": {"recipe": fp8.TensorScaling()},
         "roles": {"roles": ("weight", "weight")},
         "preferred_element_type": {"preferred_element_type": jnp.bfloat16},
+        "accumulation": {"accumulation": "hopper_wgmma"},
+        "promotion_interval": {"accumulation": "hopper_wgmma", "promotion_interval": 32},
+        "split_k": {"accumulation": "hopper_wgmma", "split_k": 2},
     }
+    results = [(default.dtype, default.tobytes())]
     for options in effects.values():
         changed = matmul(**options)
-        assert (changed.dtype, changed.tobytes()) != (default.dtype, default.tobytes())
+        results.append((changed.dtype, changed.tobytes()))
+    assert len(set(results)) == len(results)
     refusals = {
         "precision": ({"precision": "BF16_BF16_F32"}, ValueError, "precision 'BF16_BF16_F32'"),
         "out_sharding": ({"out_sharding": "x"}, NotImplementedError, "out_sharding is 'x'"),
