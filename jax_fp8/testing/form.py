@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jax_fp8.array import scale_shape
 from jax_fp8.gemm import gemm_p
 from jax_fp8.quantize_primitive import quantize_p
 from jax_fp8.testing.replay import IDENTITY_RULES, replay
@@ -87,7 +88,7 @@ def form_of(op: Callable[..., Any], x: Any, w: Any) -> Form:
     def same(x: Any, *rest: Any, tiles: Any, rounding: str, **params: Any) -> list[Any]:
         if len(rest) > (rounding == "stochastic"):
             return [x]
-        return [y for _ in tiles for y in (x, jnp.ones((), x.dtype))]
+        return [y for t in tiles for y in (x, jnp.ones(scale_shape(x.shape, (1, *t)), x.dtype))]
 
     with jax.enable_x64(True):
         counted = [np.arange(int(np.prod(s)), dtype=np.float64).reshape(s) for s in shapes[:2]]

@@ -1,0 +1,134 @@
+"""What most likely is wrong with a gradient: hypotheses, each computed and compared with it.
+
+A failed check says how far off a result is. Here the usual mistakes are made on purpose, in NumPy,
+and the one that reproduces the result is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from jax_fp8 import formats
+from jax_fp8.testing import oracle
+from jax_fp8.testing.products import Operand, Product
+
+__all__ = ["likely_cause"]
+
+Float64 = npt.NDArray[np.float64]
+
+#: How near, relative to its norm, a result must come to a hypothesis; beyond what sums differ by.
+_NEAR: Final = 2e-3
+_MATCH: Final = 1e-5
+
+
+def likely_cause(product: Product, observed: npt.ArrayLike) -> str:
+    """A sentence on what most likely made `observed` differ from the product.
+
+    Args:
+      product: what was expected.
+      observed: canonical tensor that a check refused.
+    """
+    got = np.asarray(observed).astype(np.float64)
+    if not np.isfinite(got).all():
+        return "the result is not finite: an accumulator or a format overflows"
+    size = float(np.linalg.norm(got))
+    if size == 0:
+        return "the result is identically zero: no gradient arrives, or all of it is flushed to 0"
+    expected = product.quantised
+    if _distance(got, expected) < _NEAR:
+        return (
+            f"sums differ by {_distance(got, expected):.1e}: another accumulator, promotion interval "
+            f"or order of sums than {product.execution.accumulation}"
+        )
+    factor = float(np.vdot(got, expected) / max(np.vdot(expected, expected), 1e-300))
+    if _distance(got, factor * expected) < 1e-3:
+        return _factor_cause(factor)
+    candidates = []
+    for name, make in _HYPOTHESES.items():
+        hypothesis = make(product)
+        if hypothesis is not None:
+            candidates.append((_distance(got, hypothesis), name))
+    distance, name = min(candidates)
+    ratio = np.linalg.norm(got - product.exact) / max(
+        np.linalg.norm(expected - product.exact), 1e-300
+    )
+    if distance < max(_NEAR, _MATCH):
+        return f"error ratio {ratio:.2f} = {name} (reproduced to {distance:.1e})"
+    return f"no usual one; the error is {ratio:.2f} times that of the quantised product"
+
+
+def _distance(x: Float64, y: Float64) -> float:
+    return float(np.linalg.norm(x - y) / max(np.linalg.norm(x), 1e-300))
+
+
+def _factor_cause(factor: float) -> str:
+    if abs(factor + 1) < 1e-3:
+        return "the sign is flipped"
+    exponent = np.log2(abs(factor))
+    power = f" = 2^{round(exponent)}" if abs(exponent - round(exponent)) < 1e-3 else ""
+    return f"the result is {factor:.6g}{power} times what it should be: a scale is off or forgotten"
+
+
+def _product(product: Product, a: Float64 | None = None, b: Float64 | None = None) -> Float64:
+    used = product.operands_used
+    return product.multiply(used[0] if a is None else a, used[1] if b is None else b)
+
+
+def _other_format(product: Product) -> Float64:
+    a = product.a
+    other = formats.E4M3FN if a.format is formats.E5M2 else formats.E5M2
+    recipe = dataclasses.replace(a.recipe, **{f"{a.role}_format": other})
+    return _product(product, dataclasses.replace(a, recipe=recipe).dequantised)
+
+
+def _truncated(product: Product) -> Float64:
+    never_up = np.full(product.a.real.shape, 2**32 - 1, np.uint32)
+    return _product(product, dataclasses.replace(product.a, bits=never_up).dequantised)
+
+
+def _nearest(product: Product) -> Float64 | None:
+    if product.a.bits is None:
+        return None
+    return _product(product, dataclasses.replace(product.a, bits=None).dequantised)
+
+
+def _turned(x: Operand) -> Float64:
+    """The copy that is quantised along the axis that is not contracted."""
+    turned = dataclasses.replace(x, real=np.swapaxes(x.real, -1, -2), bits=None)
+    return np.swapaxes(turned.dequantised, -1, -2)
+
+
+def _without_scale(x: Operand) -> Float64:
+    return x.quantised[0].astype(np.float64)
+
+
+def _stale(product: Product) -> Float64:
+    a = product.a
+    values, scale = oracle.quantize_np(
+        a.real, a.format.name, a.tile, scale=a.quantised[1] / np.float32(8)
+    )
+    return _product(product, oracle.dequantize_np(values, scale, a.tile))
+
+
+_HYPOTHESES: Final[dict[str, Callable[[Product], Any]]] = {
+    "the first operand in the other format: E4M3 where E5M2 was expected, or the reverse": (
+        _other_format
+    ),
+    "the first operand is not quantised": lambda p: _product(p, p.a.exact),
+    "the second operand is not quantised": lambda p: _product(p, None, p.b.exact),
+    "neither operand is quantised": lambda p: p.exact,
+    "the first operand is truncated instead of rounded to nearest even": _truncated,
+    "the first operand is rounded to nearest instead of stochastically": _nearest,
+    "the first operand's copy along the other axis": lambda p: _product(p, _turned(p.a)),
+    "the forward-axis copy where the backward-axis copy belongs": lambda p: _product(
+        p, None, _turned(p.b)
+    ),
+    "the scale of the second operand forgotten": lambda p: _product(p, None, _without_scale(p.b)),
+    "the scale of the first operand forgotten": lambda p: _product(p, _without_scale(p.a)),
+    "a stale amax, 8 times too small, so that values saturate": _stale,
+}

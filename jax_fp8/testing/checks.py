@@ -1,0 +1,370 @@
+"""The gradient checks C3 to C9, one small function each, and the table of all of them.
+
+A check takes a `Case` and says what it measured; it judges nothing but what the op gave against the
+products of the independent quantiser. C1 and C2, which call the op on other arguments, are in
+plumbing.py, C7 in unbiased.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from jax_fp8.recipes import Recipe
+from jax_fp8.testing.case import Case
+from jax_fp8.testing.causes import likely_cause
+from jax_fp8.testing.plumbing import identity_mode, lattice_differences
+from jax_fp8.testing.products import Product
+from jax_fp8.testing.report import CheckResult
+from jax_fp8.testing.unbiased import unbiasedness
+
+__all__ = ["CHECKS", "Check", "run"]
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+#: Half the width of the error window where the data leave no more room to chance (from 256³ on).
+_WINDOW: Final = 0.10
+#: Standard deviations of chance that the window allows for: once in some 10^6.
+_DEVIATIONS: Final = 5.0
+#: Above this one the window would let a quarter of the error, or 1.3 times it, pass.
+_LARGEST_DEVIATION: Final = 0.10
+#: rms error of rounding normal data to nearest, relative, in units of eps (2.65 % for E4M3).
+_RMS_PER_EPS: Final = 0.212
+#: How much larger than expected an adjoint gap may be that comes of quantising along two axes.
+_GAP_ROOM: Final = 1.5
+
+
+def _pairs(case: Case) -> Iterator[tuple[Product, Array]]:
+    return zip(case.products, case.observed, strict=True)
+
+
+def _worst(x: Float64) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(x)), x.shape))
+
+
+def _ratio(error: Float64, bound: Float64) -> Float64:
+    """error / bound, infinite where the error is no number."""
+    with np.errstate(all="ignore"):
+        ratio: Float64 = np.where(np.isnan(error), np.inf, error / bound)
+    return ratio
+
+
+def _at(case: Case, product: Product, where: tuple[int, ...]) -> dict[str, Any]:
+    """Fields of a result that point at an element of a canonical tensor."""
+    return {
+        "tensor": product.tensor,
+        "index": case.form.index(product.which, where),
+        "detail": case.describe(product, where),
+    }
+
+
+def _cause(product: Product, observed: Array, *, failed: bool) -> str:
+    return likely_cause(product, observed) if failed else ""
+
+
+# --- C3: adjoint ----------------------------------------------------------------------------------
+
+
+def adjoint_identity(case: Case) -> dict[str, Any]:
+    """C3. <u·b, g> = <u, da> with quantised b and g, for the worst u among others."""
+    rng, worst, gaps = case.rng(), (0.0, case.products[1]), []
+    y = case.products[0]
+    forward = (y.b, y.a)  # the other side's forward copies, for dx and dw
+    for side, (product, got) in enumerate(list(_pairs(case))[1:]):
+        da = got.astype(np.float64)
+        error = da - product.quantised
+        for u in (rng.standard_normal(da.shape), da, error):
+            gap, room = abs(np.vdot(u, error)), np.vdot(np.abs(u), product.sums_bound)
+            ratio = float(gap / room) if room else 0.0
+            worst = max(worst, (math.inf if math.isnan(ratio) else ratio, product), key=_first)
+        used_a, used_b = product.operands_used
+        u = product.multiply(used_a, np.swapaxes(forward[side].dequantised, -1, -2) - used_b)
+        size, norm = np.linalg.norm(u), np.linalg.norm(da)
+        if size == 0 or norm == 0 or np.linalg.norm(product.quantised) == 0:
+            continue  # one copy serves both axes, or there is nothing to compare
+        gap = abs(np.vdot(u, u + product.quantised - da)) / (size * norm)
+        eps = np.linalg.norm(used_b - product.b.exact) / np.linalg.norm(product.b.exact)
+        expected = max(math.sqrt(2) * eps, size / np.linalg.norm(product.quantised))
+        gaps.append(f"{product.tensor}: {gap:.2e}, expected up to {expected:.2e}")
+        worst = max(worst, (gap / expected / _GAP_ROOM, product), key=_first)
+    value, product = worst
+    got = case.observed[case.products.index(product)]
+    detail = "adjoint gap to the forward pass's own copies: " + (
+        "; ".join(gaps) if gaps else "none, one copy serves both axes"
+    )
+    return {
+        "value": value,
+        "limit": (0.0, 1.0),
+        "tensor": product.tensor,
+        "detail": detail,
+        "cause": _cause(product, got, failed=not value <= 1),
+    }
+
+
+def _first(pair: tuple[float, Product]) -> float:
+    return pair[0]
+
+
+# --- C4: bits -------------------------------------------------------------------------------------
+
+
+def bit_equality(case: Case) -> dict[str, Any]:
+    """C4. Elements whose bits are not those of the scaled GEMM of the oracle's codes."""
+    total, first = 0, None
+    for product, got in _pairs(case):
+        expected = product.expected()
+        if expected is None:  # XLA's bfloat16 dot adds in an order of its own
+            error = np.abs(got.astype(np.float64) - product.quantised)
+            differ = ~(error <= product.sums_bound)
+        elif expected.dtype != got.dtype or expected.shape != got.shape:
+            raise AssertionError(
+                f"{product.tensor} is {got.dtype}{list(got.shape)}, expected "
+                f"{expected.dtype}{list(expected.shape)}"
+            )
+        else:
+            unsigned = np.dtype(f"u{got.dtype.itemsize}")
+            differ = got.view(unsigned) != expected.view(unsigned)
+            differ &= ~(np.isnan(got) & np.isnan(expected))
+        total += int(differ.sum())
+        if differ.any() and first is None:
+            wrong = np.where(differ, np.abs(got.astype(np.float64) - product.quantised), -1)
+            first = (product, got, _worst(np.nan_to_num(wrong, nan=np.inf)))
+    out: dict[str, Any] = {"value": float(total), "limit": (0.0, 0.0)}
+    if first is not None:
+        product, got, where = first
+        out |= _at(case, product, where) | {"cause": _cause(product, got, failed=True)}
+    return out
+
+
+# --- C5: bound ------------------------------------------------------------------------------------
+
+
+def element_bound(case: Case) -> dict[str, Any]:
+    """C5. Largest |error| / bound against the float64 product of the unquantised operands."""
+    worst: tuple[float, Product, Array, tuple[int, ...]] | None = None
+    for product, got in _pairs(case):
+        ratio = _ratio(np.abs(got.astype(np.float64) - product.exact), product.bound)
+        where = _worst(ratio)
+        if worst is None or ratio[where] > worst[0]:
+            worst = (float(ratio[where]), product, got, where)
+    assert worst is not None
+    value, product, got, where = worst
+    saturated = sum(x.saturated for p in case.products for x in (p.a, p.b) if p.fp8)
+    out = {"value": value, "limit": (0.0, 1.0), **_at(case, product, where)}
+    out["detail"] += f"; {saturated} elements of operands saturate" if saturated else ""
+    return out | {"cause": _cause(product, got, failed=not value <= 1)}
+
+
+# --- C6: window -----------------------------------------------------------------------------------
+
+
+def error_window(case: Case) -> dict[str, Any]:
+    """C6. ‖error‖ / predicted, farthest from 1 for its window."""
+    measured, skipped = [], []
+    for product, got in _pairs(case):
+        predicted, deviation = _predicted_error(product)
+        if predicted == 0 or not math.isfinite(predicted):
+            skipped.append(f"{product.tensor}: nothing is rounded")
+        elif deviation > _LARGEST_DEVIATION:
+            skipped.append(
+                f"{product.tensor}: chance moves the error by {100 * deviation:.0f} % here, more "
+                f"than the {100 * _LARGEST_DEVIATION:.0f} % that leave a window"
+            )
+        else:
+            error = float(np.linalg.norm(got.astype(np.float64) - product.exact))
+            room = max(_WINDOW, _DEVIATIONS * deviation)
+            measured.append((error / predicted, 1 - room, 1 + room, product, got))
+    if not measured:
+        return {"not_applicable": "; ".join(skipped)}
+    ratio, low, high, product, got = max(
+        measured, key=lambda m: math.inf if math.isnan(m[0]) else abs(m[0] - 1) / (m[2] - 1)
+    )
+    percent = [
+        f"{p.tensor} {100 * r * _predicted_error(p)[0] / np.linalg.norm(p.exact):.2f} %"
+        for r, _, _, p, _ in measured
+    ]
+    return {
+        "value": ratio,
+        "limit": (low, high),
+        "tensor": product.tensor,
+        "detail": "; ".join([f"errors: {', '.join(percent)}", *skipped]),
+        "cause": _cause(product, got, failed=not low <= ratio <= high),
+    }
+
+
+def _predicted_error(product: Product) -> tuple[float, float]:
+    """‖error‖ of a product if rounding errors are independent, and its relative deviation.
+
+    The error is a sum over k of rank-one terms δa_k bᵀ_k + a_k δbᵀ_k with signs of their own, so
+    its square is expected to be the sum of theirs, sqrt(eps_a² + eps_b²) · ‖C‖ for data of mean
+    zero; the cross terms are what chance moves: their variance is 2 Σ <term_i, term_j>², i ≠ j.
+    """
+    used_a, used_b = product.operands_used
+    a, b = product.a.exact, product.b.exact
+    da, db = used_a - a, used_b - b
+    squared, variance = 0.0, 0.0
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    for at in np.ndindex(*batch):
+        pick = lambda x: x[tuple(0 if n == 1 else i for n, i in zip(x.shape, at, strict=False))]
+        rows = np.concatenate([pick(da), pick(a)], axis=-1)
+        cols = np.concatenate([pick(b), pick(db)], axis=-1)
+        inner = (rows.T @ rows) * (cols.T @ cols)
+        diagonal = np.diag(inner)
+        squared += float(diagonal.sum())
+        variance += 2 * float((inner**2).sum() - (diagonal**2).sum())
+    if squared == 0:
+        return 0.0, 0.0
+    output = _RMS_PER_EPS * _eps(product.dtype) * np.linalg.norm(product.exact)
+    sums = 0.0
+    if product.execution.accumulation not in ("native", "fp32"):
+        expected = product.expected()
+        if expected is not None:
+            sums = float(np.linalg.norm(expected.astype(np.float64) - product.quantised))
+            output = 0.0
+    total = math.sqrt(squared + output**2 + sums**2)
+    return total, 0.5 * math.sqrt(variance) / squared
+
+
+def _eps(dtype: Any) -> float:
+    return 0.0 if np.dtype(dtype) == np.float32 else {"bfloat16": 2.0**-7, "float16": 2.0**-10}[
+        np.dtype(dtype).name
+    ]
+
+
+# --- C8: cosine -----------------------------------------------------------------------------------
+
+
+def cosine(case: Case) -> dict[str, Any]:
+    """C8. Smallest cosine between a gradient and its float64 value; a report, it misses scales."""
+    rows = []
+    for product, got in list(_pairs(case))[1:]:
+        x, exact = got.astype(np.float64), product.exact
+        norms = np.linalg.norm(x) * np.linalg.norm(exact)
+        noise = np.linalg.norm(x - exact)
+        cos = float(np.vdot(x, exact) / norms) if norms else math.nan
+        snr = 20 * math.log10(np.linalg.norm(exact) / noise) if noise and norms else math.inf
+        rows.append((cos, product.tensor, f"{product.tensor}: {snr:.1f} dB"))
+    value, tensor, _ = min(rows)
+    return {"value": value, "tensor": tensor, "detail": "SNR " + ", ".join(r[2] for r in rows)}
+
+
+# --- C9: negative controls ------------------------------------------------------------------------
+
+
+def negative_controls(case: Case) -> dict[str, Any]:
+    """C9. Wrong gradients that C4, C5 and C6 let pass: none."""
+    passed, caught = [], []
+    for name, gradients in _controls(case):
+        wrong = case.with_observed(case.observed[0], *gradients)
+        ids = [id for id in ("C4", "C5", "C6") if run(id, wrong).failed]
+        (caught if ids else passed).append(f"{name} by {', '.join(ids) or 'none'}")
+    if not caught and not passed:
+        return {"not_applicable": "the gradients are zero"}
+    return {
+        "value": float(len(passed)),
+        "limit": (0.0, 0.0),
+        "detail": "; ".join(passed or caught),
+        "cause": "the checks are blind on these arguments: take larger ones" if passed else "",
+    }
+
+
+def _controls(case: Case) -> Iterator[tuple[str, list[Array]]]:
+    products = case.products[1:]
+    if all(not p.quantised.any() for p in products):
+        return
+    yield "zeros", [np.zeros_like(x) for x in case.observed[1:]]
+    yield "sign flipped", [p.quantised.astype(p.dtype) * -1 for p in products]
+    rms = float(np.sqrt(np.mean(np.square(case.products[1].a.exact))))
+    for fmt, size in (("e4m3fn", 1e-4), ("e5m2", 1e-6)):
+        # As if g were `size` large and had no scale; a gradient in bfloat16 needs none.
+        scale = 2.0 ** round(math.log2(rms / size)) if rms else 1.0
+        unscaled = [_with_static_gradient(p, fmt, scale) for p in products]
+        if any(p.fp8 for p in products):
+            yield f"unscaled {fmt}, g ~ {size:g}", unscaled
+
+
+def _with_static_gradient(product: Product, fmt: str, scale: float) -> Array:
+    if not product.fp8:
+        return product.quantised.astype(product.dtype)
+    recipe = _Static(gradient_format=fmt, scale=scale)  # type: ignore[arg-type]
+    a = dataclasses.replace(product.a, recipe=recipe, bits=None)
+    return product.multiply(a.dequantised, product.b.dequantised).astype(product.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Static(Recipe):
+    """One scale for gradients, known beforehand."""
+
+    scale: float = 1.0
+
+    def tile(self, role: Any) -> tuple[int, int]:
+        return (-1, -1)
+
+    def static_scale(self, role: Any) -> float | None:
+        return self.scale
+
+
+# --- The table ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+      name: what is checked.
+      formula: what is measured.
+      measure: fields of a `CheckResult` for a case.
+    """
+
+    name: str
+    formula: str
+    measure: Callable[[Case], dict[str, Any]]
+
+
+#: Every check by its id.
+CHECKS: Final[dict[str, Check]] = {
+    "C1": Check(
+        "identity mode", "‖numeric − derivative‖ / ‖numeric‖ in float64 without quantiser, to "
+        "second order, forward and reverse", identity_mode,
+    ),
+    "C2": Check(
+        "lattice differences", "how often <f(a+u, b) − f(a, b), g> ≠ <u, da> on exact operands",
+        lattice_differences,
+    ),
+    "C3": Check(
+        "adjoint identity", "|<u·b^, g^> − <u, da>| / largest that sums allow, for the worst u; "
+        f"and its gap to the forward copies / {_GAP_ROOM} of the one expected", adjoint_identity,
+    ),
+    "C4": Check(
+        "bit equality", "elements that differ from scaled_dot_general of the oracle's codes",
+        bit_equality,
+    ),
+    "C5": Check(
+        "element-wise bound", "max |da − g·bᵀ| / ((ug + ub + ug·ub)|g||b|ᵀ + ηg Σ|b| + ηb Σ|g| + "
+        "sums), u half an ulp, η = s · half the smallest subnormal", element_bound,
+    ),
+    "C6": Check(
+        "error window", "‖da − g·bᵀ‖ / sqrt(eps_g² + eps_b²)‖g·bᵀ‖, eps of the oracle's codes",
+        error_window,
+    ),
+    "C7": Check(
+        "unbiasedness", "max |mean over draws − expected| / its deviation", unbiasedness
+    ),
+    "C8": Check("cosine", "<da, g·bᵀ> / (‖da‖ ‖g·bᵀ‖)", cosine),
+    "C9": Check("negative controls", "wrong gradients that C4, C5 and C6 pass", negative_controls),
+}  # fmt: skip
+
+
+def run(id: str, case: Case) -> CheckResult:
+    """The result of one check."""
+    check = CHECKS[id]
+    with np.errstate(all="ignore"):
+        measured = check.measure(case)
+    return CheckResult(id=id, name=check.name, formula=check.formula, **measured)
