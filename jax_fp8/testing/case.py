@@ -34,6 +34,7 @@ class Case:
       products: y, dx and dw by the independent quantiser.
       seed: of random directions.
       given: canonical y, dx and dw to judge, instead of those that `op` gives.
+      memory: what `shared` keeps.
     """
 
     op: Op
@@ -45,6 +46,7 @@ class Case:
     products: tuple[Product, ...]
     seed: int = 0
     given: tuple[Array, ...] | None = None
+    memory: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def call(self, x: Any, w: Any) -> Any:
         """op(x, w), with the key if there is one."""
@@ -64,6 +66,12 @@ class Case:
         return tuple(
             self.form.canonical(p.which, y) for p, y in zip(self.products, out, strict=True)
         )
+
+    def shared(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for this case and those that differ in op or result."""
+        if name not in self.memory:
+            self.memory[name] = make()
+        return self.memory[name]
 
     def with_op(self, op: Op) -> Case:
         """The same for another op."""
@@ -99,8 +107,9 @@ class Case:
                 text += f" ({x.format.name} code 0x{code:02x} · scale {x.scales[place]:.6g})"
             terms.append(text)
         return (
-            f"worst element  {float(value):.9g}; of quantised operands {product.quantised[at]:.9g}, "
-            f"exact {product.exact[at]:.9g}; largest term, k = {k}: {', '.join(terms)}"
+            f"worst element  {float(value):.9g}; product of quantised operands "
+            f"{product.quantised[at]:.9g}, exact {product.exact[at]:.9g}; largest term, k = {k}: "
+            f"{', '.join(terms)}"
         )
 
     def _batch(self, product: Product) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ and the one that reproduces the result is named.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,9 +22,8 @@ __all__ = ["likely_cause"]
 
 Float64 = npt.NDArray[np.float64]
 
-#: How near, relative to its norm, a result must come to a hypothesis; beyond what sums differ by.
+#: How near, relative to its norm, a result must come to a hypothesis: sums may differ as much.
 _NEAR: Final = 2e-3
-_MATCH: Final = 1e-5
 
 
 def likely_cause(product: Product, observed: npt.ArrayLike) -> str:
@@ -42,28 +42,41 @@ def likely_cause(product: Product, observed: npt.ArrayLike) -> str:
     expected = product.quantised
     if _distance(got, expected) < _NEAR:
         return (
-            f"sums differ by {_distance(got, expected):.1e}: another accumulator, promotion interval "
-            f"or order of sums than {product.execution.accumulation}"
+            f"sums differ by {_distance(got, expected):.1e}: another accumulator, promotion "
+            f"interval or order of sums than {product.execution.accumulation}"
         )
-    factor = float(np.vdot(got, expected) / max(np.vdot(expected, expected), 1e-300))
+    factor = float(np.vdot(got, expected)) / max(float(np.vdot(expected, expected)), 1e-300)
     if _distance(got, factor * expected) < 1e-3:
         return _factor_cause(factor)
-    candidates = []
+    candidates: list[tuple[float, str]] = []
     for name, make in _HYPOTHESES.items():
         hypothesis = make(product)
         if hypothesis is not None:
             candidates.append((_distance(got, hypothesis), name))
     distance, name = min(candidates)
-    ratio = np.linalg.norm(got - product.exact) / max(
-        np.linalg.norm(expected - product.exact), 1e-300
+    own = float(np.linalg.norm(expected - product.exact))
+    ratio = float(np.linalg.norm(got - product.exact)) / own if own else math.inf
+    error = f"error ratio {ratio:.2f}" if ratio < 1e4 else "far off"
+    if distance < _NEAR:
+        return f"{error} = {_named(name, product)} (reproduced to {distance:.0e})"
+    return f"{error}, by none of the usual mistakes"
+
+
+def _named(hypothesis: str, product: Product) -> str:
+    """The hypothesis with the operands' names and formats."""
+    names = {"y": ("lhs", "rhs"), "dx": ("g", "rhs"), "dw": ("g", "lhs")}[product.tensor]
+    meant = product.a.format
+    return hypothesis.format(
+        a=names[0], b=names[1], meant=meant.name.upper(), other=_other(meant).name.upper()
     )
-    if distance < max(_NEAR, _MATCH):
-        return f"error ratio {ratio:.2f} = {name} (reproduced to {distance:.1e})"
-    return f"no usual one; the error is {ratio:.2f} times that of the quantised product"
+
+
+def _other(fmt: formats.Format) -> formats.Format:
+    return formats.E4M3FN if fmt is formats.E5M2 else formats.E5M2
 
 
 def _distance(x: Float64, y: Float64) -> float:
-    return float(np.linalg.norm(x - y) / max(np.linalg.norm(x), 1e-300))
+    return float(np.linalg.norm(x - y)) / max(float(np.linalg.norm(x)), 1e-300)
 
 
 def _factor_cause(factor: float) -> str:
@@ -81,8 +94,8 @@ def _product(product: Product, a: Float64 | None = None, b: Float64 | None = Non
 
 def _other_format(product: Product) -> Float64:
     a = product.a
-    other = formats.E4M3FN if a.format is formats.E5M2 else formats.E5M2
-    recipe = dataclasses.replace(a.recipe, **{f"{a.role}_format": other})
+    change: dict[str, Any] = {f"{a.role}_format": _other(a.format)}
+    recipe = dataclasses.replace(a.recipe, **change)
     return _product(product, dataclasses.replace(a, recipe=recipe).dequantised)
 
 
@@ -116,19 +129,17 @@ def _stale(product: Product) -> Float64:
 
 
 _HYPOTHESES: Final[dict[str, Callable[[Product], Any]]] = {
-    "the first operand in the other format: E4M3 where E5M2 was expected, or the reverse": (
-        _other_format
-    ),
-    "the first operand is not quantised": lambda p: _product(p, p.a.exact),
-    "the second operand is not quantised": lambda p: _product(p, None, p.b.exact),
+    "{a} in {other} where {meant} was expected": (_other_format),
+    "{a} is not quantised": lambda p: _product(p, p.a.exact),
+    "{b} is not quantised": lambda p: _product(p, None, p.b.exact),
     "neither operand is quantised": lambda p: p.exact,
-    "the first operand is truncated instead of rounded to nearest even": _truncated,
-    "the first operand is rounded to nearest instead of stochastically": _nearest,
-    "the first operand's copy along the other axis": lambda p: _product(p, _turned(p.a)),
-    "the forward-axis copy where the backward-axis copy belongs": lambda p: _product(
+    "{a} is truncated instead of rounded to nearest even": _truncated,
+    "{a} is rounded to nearest instead of stochastically": _nearest,
+    "{a}'s copy along the other axis": lambda p: _product(p, _turned(p.a)),
+    "the forward-axis copy of {b} where the backward-axis copy belongs": lambda p: _product(
         p, None, _turned(p.b)
     ),
-    "the scale of the second operand forgotten": lambda p: _product(p, None, _without_scale(p.b)),
-    "the scale of the first operand forgotten": lambda p: _product(p, _without_scale(p.a)),
+    "the scale of {b} forgotten": lambda p: _product(p, None, _without_scale(p.b)),
+    "the scale of {a} forgotten": lambda p: _product(p, _without_scale(p.a)),
     "a stale amax, 8 times too small, so that values saturate": _stale,
 }

@@ -82,7 +82,9 @@ def _never_promoted(c: Contraction) -> Contraction:
 
 
 def _nearest(c: Contraction) -> Contraction:
-    return dataclasses.replace(c, key_impl="", recipe=dataclasses.replace(c.recipe, rounding="nearest"))
+    return dataclasses.replace(
+        c, key_impl="", recipe=dataclasses.replace(c.recipe, rounding="nearest")
+    )
 
 
 def _scaled(matrix: Matrix, factor: float) -> Matrix:
@@ -243,9 +245,7 @@ def _gradients(
     fault: Fault, contraction: Contraction, form: Form, x: Array, w: Array, ct: Array, *key: Array
 ) -> list[Array]:
     c = fault.contraction(contraction)
-    lhs, rhs, g = (
-        y.reshape(-1)[index] for y, index in zip((x, w, ct), form.indices, strict=True)
-    )
+    lhs, rhs, g = (y.reshape(-1)[index] for y, index in zip((x, w, ct), form.indices, strict=True))
     data = [jax.random.key_data(k) for k in key] if c.key_impl else []
     axes = [cotangent_axis(side) for side in (0, 1) if c.is_fp8_gradient(side)]
     copies = dict(zip(axes, c.quantize(g, "gradient", axes, *data), strict=True))
@@ -276,8 +276,11 @@ def _multiply(fault: Fault, what: _Gradient, reduced: tuple[int, ...], dtype: An
         out = dense(what.ct, axis, fixed.values.astype(jnp.float32) * scale, -2)
         return (jnp.sum(out, axis=reduced, keepdims=True) if reduced else out).astype(dtype)
     if reduced:
-        repeat = lambda y: jnp.broadcast_to(y, (*what.g.values.shape[:-2], *y.shape[-2:]))
-        fixed = Matrix(repeat(fixed.values), repeat(fixed.scale), fixed.tile)
+        batch = what.g.values.shape[:-2]
+        values, scale = (
+            jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (fixed.values, fixed.scale)
+        )
+        fixed = Matrix(values, scale, fixed.tile)
     (lhs, lhs_axis), (rhs, rhs_axis) = in_memory_order(
         (fold_batch_into_axis(what.g, axis, reduced), axis),
         (fold_batch_into_axis(fixed, -2, reduced), -2),

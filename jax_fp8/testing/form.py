@@ -76,7 +76,9 @@ def form_of(op: Callable[..., Any], x: Any, w: Any) -> Form:
     shapes = (tuple(x.shape), tuple(w.shape), tuple(jax.eval_shape(op, x, w).shape))
     found: list[tuple[Any, Any]] = []
 
-    def record(lhs: Any, rhs: Any, *scales: Any, lhs_axis: int, rhs_axis: int, **params: Any) -> Any:
+    def record(
+        lhs: Any, rhs: Any, *scales: Any, lhs_axis: int, rhs_axis: int, **params: Any
+    ) -> Any:
         k_last = [m if axis == -1 else np.swapaxes(m, -1, -2)
                   for m, axis in ((lhs, lhs_axis), (rhs, rhs_axis))]  # fmt: skip
         found.append((np.asarray(k_last[0]), np.asarray(k_last[1])))
@@ -103,13 +105,14 @@ def form_of(op: Callable[..., Any], x: Any, w: Any) -> Form:
     lhs, rhs = (m.astype(np.int64) for m in found[0])
     source = out.reshape(-1).astype(np.int64)
     batch = np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
-    for name, index, size in (
-        ("lhs", lhs, counted[0].size), ("rhs", rhs, counted[1].size), ("the result", source, source.size),
-    ):  # fmt: skip
+    sizes = (counted[0].size, counted[1].size, source.size)
+    for name, index, size in zip(
+        ("lhs", "rhs", "the result"), (lhs, rhs, source), sizes, strict=True
+    ):
         if index.size != size or (np.sort(index.reshape(-1)) != np.arange(size)).any():
             raise ValueError(
-                f"check_vjp: op does more to {name} than to move its elements; give the function of "
-                "what enters and leaves the FP8 GEMM"
+                f"check_vjp: op does more to {name} than to move its elements; give the function "
+                "of what enters and leaves the FP8 GEMM"
             )
     inverse = np.empty_like(source)
     inverse[source] = np.arange(source.size)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Final
 
 import jax
@@ -33,6 +34,7 @@ from jax_fp8.formats import Format
 from jax_fp8.recipes import Recipe, Role, resolve_tile
 from jax_fp8.scaled import scaled_dot_general
 from jax_fp8.testing import oracle
+from jax_fp8.testing.window import independent_error, output_error
 
 __all__ = ["TENSORS", "Intent", "Operand", "Product", "products_of"]
 
@@ -44,6 +46,12 @@ Axes = tuple[int, ...]
 TENSORS: Final = ("y", "dx", "dw")
 #: Largest product of sizes for which one FMA at a time is emulated in NumPy.
 _CHAIN_SIZE: Final = 1 << 18
+#: eps and smallest subnormal of results.
+_OUTPUTS: Final = {
+    "float32": (2.0**-23, 2.0**-149),
+    "bfloat16": (2.0**-7, 2.0**-133),
+    "float16": (2.0**-10, 2.0**-24),
+}
 #: Half the distance between bfloat16 neighbours, relative.
 _BF16_ROUNDOFF: Final = 2.0**-8
 
@@ -74,7 +82,7 @@ class Intent:
         return self.recipe.weight_gradient == "fp8" or self.roles[side] != "weight"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Operand:
     """One operand of a GEMM, contracted along its last axis.
 
@@ -154,7 +162,7 @@ class Operand:
         return int((np.abs(self.exact) >= limit).sum())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Product:
     """One GEMM: a · bᵀ, summed over the batch dims `reduced` too.
 
@@ -217,8 +225,7 @@ class Product:
         """Largest |result - quantised|: accumulation and the rounding of the result."""
         a, b = (np.abs(x) for x in self.operands_used)
         error = self._relative_sum_error() * self.multiply(a, b) + 2.0**-140
-        eps = float(ml_dtypes.finfo(self.dtype).eps)
-        tiny = float(ml_dtypes.finfo(self.dtype).smallest_subnormal)
+        eps, tiny = _OUTPUTS[self.dtype.name]
         return error + 0.5 * eps * (np.abs(self.quantised) + error) + 0.5 * tiny
 
     @functools.cached_property
@@ -230,6 +237,17 @@ class Product:
             da, db = (_BF16_ROUNDOFF * np.abs(x.exact) + 2.0**-134 for x in (self.a, self.b))
         a, b = np.abs(self.a.exact), np.abs(self.b.exact)
         return self.multiply(da, b) + self.multiply(a, db) + self.multiply(da, db) + self.sums_bound
+
+    @functools.cached_property
+    def independent_error(self) -> tuple[float, float]:
+        """‖result - exact‖ that independent rounding errors make, and its relative deviation."""
+        error, deviation = independent_error(self.a.exact, self.b.exact, *self.operands_used)
+        if error == 0:
+            return 0.0, 0.0
+        rest = output_error(self.dtype, float(np.linalg.norm(self.exact)))
+        if self.execution.accumulation not in ("native", "fp32") and self.expected is not None:
+            rest = float(np.linalg.norm(self.expected.astype(np.float64) - self.quantised))
+        return math.hypot(error, rest), deviation
 
     def _relative_sum_error(self) -> float:
         """c in |error of the sum| <= c · Σ |a||b|, see `oracle.gemm_bound_np` for FP32 sums."""
@@ -248,6 +266,7 @@ class Product:
         last = next((v for name, v in rounding.items() if name in machine.rounding), 2.0**-23)
         return float(np.expm1(steps * (cut + last) + roundings * u))
 
+    @functools.cached_property
     def expected(self) -> Array | None:
         """The bits of the result by `scaled_dot_general` on the oracle's codes; None if XLA's.
 
@@ -277,7 +296,9 @@ class Product:
                     split_k=self.execution.split_k,
                 )
             )
-        return np.where(self.masked, np.zeros((), out.dtype), out) if self.masked is not None else out
+        return (
+            np.where(self.masked, np.zeros((), out.dtype), out) if self.masked is not None else out
+        )
 
     def _is_small(self, a: Array, b: Array) -> bool:
         return a.size * b.shape[-2] <= _CHAIN_SIZE and b.size * a.shape[-2] <= _CHAIN_SIZE
@@ -321,7 +342,6 @@ def products_of(intent: Intent, lhs: Array, rhs: Array, g: Array) -> tuple[Produ
       g: (*b, m, n) in the dtype of the result.
     """
     recipe, (lhs_role, rhs_role) = intent.recipe, intent.roles
-    turn = lambda x: np.swapaxes(x, -1, -2)
     noise = _noise(intent, g)
     operand = functools.partial(Operand, recipe=recipe)
     forward = Product(
@@ -329,19 +349,17 @@ def products_of(intent: Intent, lhs: Array, rhs: Array, g: Array) -> tuple[Produ
         intent.executions.forward,
     )  # fmt: skip
     out = [forward]
-    for side, own, other, ct in ((0, lhs, rhs, g), (1, rhs, lhs, turn(g))):
+    for side, own, other, ct in ((0, lhs, rhs, g), (1, rhs, lhs, _turn(g))):
         bits = noise[side]
         if bits is not None and side == 1:
-            bits = turn(bits)
-        reduced = tuple(
-            i - g.ndim for i in range(g.ndim - 2) if own.shape[i] == 1 < g.shape[i]
-        )
+            bits = _turn(bits)
+        reduced = tuple(i - g.ndim for i in range(g.ndim - 2) if own.shape[i] == 1 < g.shape[i])
         out.append(
             Product(
                 TENSORS[side + 1],
                 side,
                 operand(ct, "gradient", bits=bits),
-                operand(turn(other), intent.roles[1 - side]),
+                operand(_turn(other), intent.roles[1 - side]),
                 reduced,
                 own.dtype,
                 intent.gradient_execution(side),
@@ -350,6 +368,10 @@ def products_of(intent: Intent, lhs: Array, rhs: Array, g: Array) -> tuple[Produ
             )
         )
     return tuple(out)
+
+
+def _turn(x: Array) -> Array:
+    return np.swapaxes(x, -1, -2)
 
 
 def _masked(x: Operand) -> Array | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +28,7 @@ class CheckResult:
       tensor: where the worst value was: "y", or the gradient "dx" of lhs or "dw" of rhs.
       index: index of the worst element in that tensor, if it is an element.
       detail: the worst element's operands and codes, or other facts, in sentences.
-      cause: what most likely is wrong; empty unless the check failed.
+      explain: finds what most likely is wrong, for `cause`.
       not_applicable: why nothing was measured; empty if it was.
     """
 
@@ -39,7 +40,7 @@ class CheckResult:
     tensor: str = ""
     index: tuple[int, ...] | None = None
     detail: str = ""
-    cause: str = ""
+    explain: Callable[[], str] | None = dataclasses.field(default=None, repr=False)
     not_applicable: str = ""
 
     @property
@@ -49,6 +50,11 @@ class CheckResult:
             return False
         low, high = self.limit
         return not low <= self.value <= high
+
+    @functools.cached_property
+    def cause(self) -> str:
+        """What most likely is wrong; empty unless the check failed."""
+        return self.explain() if self.failed and self.explain is not None else ""
 
     @property
     def verdict(self) -> str:
@@ -81,7 +87,9 @@ class CheckResult:
 
     def as_json(self) -> dict[str, Any]:
         """Fields as JSON has them: no NaN and no infinity."""
-        fields = dataclasses.asdict(self) | {"verdict": self.verdict}
+        names = (field.name for field in dataclasses.fields(self) if field.name != "explain")
+        fields = {name: getattr(self, name) for name in names}
+        fields |= {"cause": self.cause, "verdict": self.verdict}
         fields["value"] = self.value if math.isfinite(self.value) else None
         if self.limit is not None:
             fields["limit"] = [v if math.isfinite(v) else None for v in self.limit]

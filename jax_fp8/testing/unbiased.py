@@ -78,9 +78,8 @@ def unbiasedness(case: Case) -> dict[str, Any]:
         "tensor": tensor,
         "index": index,
         "detail": f"{_DRAWS} draws, {judged} elements",
-        "cause": "rounding has a bias: to nearest, toward zero, or with too few random bits"
-        if value > limit else "",
-    }  # fmt: skip
+        "explain": lambda: "rounding has a bias: to nearest, toward zero, or too few random bits",
+    }
 
 
 def _variance(x: Operand) -> tuple[Float64, Float64]:

@@ -189,5 +189,7 @@ def _ids(checks: str | Sequence[str]) -> list[str]:
     ids = [name.strip().upper() for name in names]
     for name in ids:
         if name not in CHECKS:
-            raise ValueError(f"check_vjp: there is no check {name!r}; there are {', '.join(CHECKS)}")
+            raise ValueError(
+                f"check_vjp: there is no check {name!r}; there are {', '.join(CHECKS)}"
+            )
     return ids
