@@ -1,4 +1,4 @@
-"""Command line: `python -m jax_fp8 info`, `explain` and `emulate`.
+"""Command line: `python -m jax_fp8 info`, `explain`, `emulate` and `gradcheck`.
 
 Tables on a terminal, JSON where the output is piped. The exit status says success.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import platform
 import sys
@@ -22,6 +23,7 @@ from rich.table import Table
 import jax_fp8
 from jax_fp8 import _compat, _ffi, dispatch, formats, lowering, recipes
 from jax_fp8.emulation import command as emulation_command
+from jax_fp8.testing import command as gradcheck_command
 
 RECIPES: Final = {
     "tensor": recipes.TensorScaling(),
@@ -169,6 +171,11 @@ COMMANDS: Final[dict[str, Command]] = {
     "explain": Command(explain, _show_explain, _add_explain_arguments),
     "emulate": Command(
         emulation_command.emulate, emulation_command.show, emulation_command.add_arguments
+    ),
+    "gradcheck": Command(
+        gradcheck_command.gradcheck,
+        gradcheck_command.show,
+        functools.partial(gradcheck_command.add_arguments, recipes=RECIPES),
     ),
 }
 

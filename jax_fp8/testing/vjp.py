@@ -29,7 +29,7 @@ from jax_fp8.testing.form import form_of
 from jax_fp8.testing.products import Intent, products_of
 from jax_fp8.testing.report import VjpReport
 
-__all__ = ["case_of", "check_vjp", "intent_of", "report_of"]
+__all__ = ["case_of", "check_ids", "check_vjp", "intent_of", "matmul_of", "report_of"]
 
 ArrayLike = jax.typing.ArrayLike
 
@@ -83,12 +83,12 @@ def check_vjp(
     >>> [(result.id, result.verdict) for result in report]
     [('C2', 'passed'), ('C4', 'passed'), ('C5', 'passed')]
     """
-    ids = _ids(checks)
+    ids = check_ids(checks)
     x, w = (np.asarray(a) for a in args)
     sums = Sums(accumulation, promotion_interval, split_k)
     if op is None:
         recipe = recipes.check(recipe, "check_vjp")
-        op = _matmul_of(recipe, roles, sums, key)
+        op = matmul_of(recipe, roles, sums, key)
     intent = intent_of(recipe, op, x, w, roles=roles, key=key, sums=sums)
     report = report_of(case_of(op, x, w, intent, g=g, seed=seed), ids)
     if report.failures:
@@ -148,10 +148,15 @@ def _call(op: Op, key: jax.Array | None, x: Any, w: Any) -> Any:
     return op(x, w) if key is None else op(x, w, key)
 
 
-def _matmul_of(
-    recipe: Recipe, roles: tuple[str, str] | None, sums: Sums, key: jax.Array | None
+def matmul_of(
+    recipe: Recipe,
+    roles: tuple[str, str] | None = None,
+    sums: Sums | None = None,
+    key: jax.Array | None = None,
 ) -> Op:
-    options = {
+    """`matmul` with a recipe; with a third argument, the key, if there is one."""
+    sums = sums or Sums()
+    options: dict[str, Any] = {
         "recipe": recipe,
         "roles": roles or ("input", "weight"),
         "accumulation": sums.accumulation,
@@ -182,7 +187,8 @@ def _contractions(jaxpr: Any) -> Iterator[Contraction]:
                 yield from _contractions(inner)
 
 
-def _ids(checks: str | Sequence[str]) -> list[str]:
+def check_ids(checks: str | Sequence[str]) -> list[str]:
+    """Ids of the checks that "C2,C4", ("C2", "C4") or "all" name; ValueError for others."""
     if checks == "all":
         return list(CHECKS)
     names = checks.split(",") if isinstance(checks, str) else checks
