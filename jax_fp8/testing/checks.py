@@ -68,6 +68,19 @@ def _at(case: Case, product: Product, where: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
+def _overflow(case: Case) -> str:
+    """A reason not to compare with real numbers: some result is meant to be infinite or NaN."""
+    for execution in case.intent.executions:
+        machine = MACHINES.get(execution.accumulation)
+        if machine is not None and machine.is_fp16:
+            return f"no bound covers {machine.name}, which overflows and flushes"
+    for product in case.products:
+        expected = product.quantised if product.expected is None else product.expected
+        if not np.isfinite(expected.astype(np.float64)).all():
+            return f"{product.tensor} is not finite by right: an operand is not, or sums overflow"
+    return ""
+
+
 def _explain(product: Product, observed: Array) -> Callable[[], str]:
     return functools.partial(likely_cause, product, observed)
 
@@ -77,6 +90,8 @@ def _explain(product: Product, observed: Array) -> Callable[[], str]:
 
 def adjoint_identity(case: Case) -> dict[str, Any]:
     """C3. <u·b, g> = <u, da> with quantised b and g, for the worst u among others."""
+    if reason := _overflow(case):
+        return {"not_applicable": reason}
     rng, gaps = case.rng(), []
     ratios: list[tuple[float, int]] = [(0.0, 1)]
     y = case.products[0]
@@ -169,10 +184,8 @@ def bit_equality(case: Case) -> dict[str, Any]:
 
 def element_bound(case: Case) -> dict[str, Any]:
     """C5. Largest |error| / bound against the float64 product of the unquantised operands."""
-    for execution in case.intent.executions:
-        machine = MACHINES.get(execution.accumulation)
-        if machine is not None and machine.is_fp16:
-            return {"not_applicable": f"{machine.name} overflows, which no bound covers"}
+    if reason := _overflow(case):
+        return {"not_applicable": reason}
     worst: tuple[float, Product, Array, tuple[int, ...]] | None = None
     for product, got in _pairs(case):
         ratio = _ratio(np.abs(got.astype(np.float64) - product.exact), product.bound)
@@ -192,8 +205,13 @@ def element_bound(case: Case) -> dict[str, Any]:
 
 def error_window(case: Case) -> dict[str, Any]:
     """C6. ‖error‖ / predicted, farthest from 1 for its window."""
+    if reason := _overflow(case):
+        return {"not_applicable": reason}
     measured, skipped = [], []
     for product, got in _pairs(case):
+        if product.fp8 and (saturated := product.a.saturated + product.b.saturated):
+            skipped.append(f"{product.tensor}: {saturated} elements saturate, all the same way")
+            continue
         predicted, deviation = product.independent_error
         if predicted == 0 or not math.isfinite(predicted):
             skipped.append(f"{product.tensor}: nothing is rounded")
@@ -229,6 +247,8 @@ def error_window(case: Case) -> dict[str, Any]:
 
 def cosine(case: Case) -> dict[str, Any]:
     """C8. Smallest cosine between a gradient and its float64 value; a report, it misses scales."""
+    if reason := _overflow(case):
+        return {"not_applicable": reason}
     rows = []
     for product, got in list(_pairs(case))[1:]:
         x, exact = got.astype(np.float64), product.exact

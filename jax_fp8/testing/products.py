@@ -256,12 +256,13 @@ class Product:
         pieces += k // self.execution.promotion_interval if self.execution.promotion_interval else 0
         machine = MACHINES.get(self.execution.accumulation)
         roundings = k + pieces + self.execution.split_k + 3
-        if machine is None or machine.summation in ("sequential", "pairwise", "exact"):
+        if machine is None or machine.ignores_interval:
             return float(np.expm1(roundings * np.log1p(u)))
         # A step adds step products to the accumulator: each term is cut below the largest one, and
         # the sum is rounded; no term and no sum exceeds Σ |a||b|.
         steps = -(-k // machine.step) + pieces + self.execution.split_k
-        cut = (machine.step + 1) * 2.0 ** (1 - machine.fraction_bits)
+        aligned = machine.fraction_bits > 0
+        cut = (machine.step + 1) * 2.0 ** (1 - machine.fraction_bits) if aligned else 0.0
         rounding = {"e8m13": 2.0**-13, "fp16": 2.0**-11, "bf16": 2.0**-8}
         last = next((v for name, v in rounding.items() if name in machine.rounding), 2.0**-23)
         return float(np.expm1(steps * (cut + last) + roundings * u))
