@@ -34,12 +34,15 @@ def likely_cause(product: Product, observed: npt.ArrayLike) -> str:
       observed: canonical tensor that a check refused.
     """
     got = np.asarray(observed).astype(np.float64)
-    if not np.isfinite(got).all():
-        return "the result is not finite: an accumulator or a format overflows"
+    expected = product.quantised
+    comparable = np.isfinite(expected)
+    if not np.isfinite(got[comparable]).all():
+        return "the result is not finite where it should be: an accumulator or a format overflows"
+    if not comparable.all():
+        return "none was looked for: some of the result is not finite by right"
     size = float(np.linalg.norm(got))
     if size == 0:
         return "the result is identically zero: no gradient arrives, or all of it is flushed to 0"
-    expected = product.quantised
     if _distance(got, expected) < _NEAR:
         return (
             f"sums differ by {_distance(got, expected):.1e}: another accumulator, promotion "
