@@ -49,11 +49,13 @@ def test_the_rule_that_carries_the_faults_is_the_librarys_own(recipe: str, shape
 SEEN_BY = {
     "C2": "zeros, sign flipped, scale of w forgotten, scale of g ×2, stale amax, transposed scale, "
     "swapped residual",
-    "C5": "zeros, sign flipped, scale of w forgotten, scale of g ×2, stale amax, swapped residual",
+    "C5": "zeros, sign flipped, scale of w forgotten, scale of g ×2, stale amax, transposed scale, "
+    "swapped residual",
     "C6": "zeros, sign flipped, wrong format, quantiser off, scale of w forgotten, scale of g ×2, "
     "stale amax, g truncated, transposed scale, swapped residual",
     "C3": "zeros, sign flipped, wrong format, quantiser off, scale of w forgotten, scale of g ×2, "
-    "stale amax, g truncated, transposed scale, swapped residual, forward-axis copy",
+    "stale amax, g truncated, transposed scale, missing promotion, swapped residual, "
+    "forward-axis copy",
     "C4": ", ".join(name for name in FAULTS if name != "nearest"),
 }
 

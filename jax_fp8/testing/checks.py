@@ -343,7 +343,7 @@ CHECKS: Final[dict[str, Check]] = {
         "second order, forward and reverse", identity_mode,
     ),
     "C2": Check(
-        "lattice differences", "how often <f(a+u, b) − f(a, b), g> ≠ <u, da> on exact operands",
+        "lattice differences", "<f(a+u, b) − f(a, b), g> ≠ <u, da> on exact operands, times it happened",
         lattice_differences,
     ),
     "C3": Check(
