@@ -13,6 +13,7 @@ import jax_fp8 as fp8
 from jax_fp8 import __main__ as cli
 from jax_fp8 import lowering
 from jax_fp8.emulation import tables
+from jax_fp8.testing import command as gradcheck_command
 
 
 def run(capsys, *argv):
@@ -190,3 +191,45 @@ def test_emulate_check_fails_where_a_cell_is_out_of_its_bounds(capsys, monkeypat
     failures = json.loads(captured.out)["failures"]
     assert len(failures) == 4
     assert captured.err.splitlines() == failures
+
+
+GRADCHECK = ("gradcheck", "--shape", "6,5,40", "--recipe", "row")
+
+
+def test_gradcheck_reports_each_check(capsys):
+    result = json.loads(run(capsys, *GRADCHECK, "--checks", "C2,c4,C7,C8", "--seed", "3"))
+    assert [(c["id"], c["verdict"]) for c in result["checks"]] == [
+        ("C2", "passed"), ("C4", "passed"), ("C7", "not applicable"), ("C8", "report"),
+    ]  # fmt: skip
+    assert result["failures"] == []
+    assert (result["recipe"], result["shape"], result["seed"]) == ("row", [6, 5, 40], 3)
+
+
+def test_gradcheck_prints_a_table_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    out = run(capsys, *GRADCHECK, "--checks", "C4,C5,C7", "--rounding", "stochastic")
+    assert "element-wise bound" in out
+    assert "none of 3 failed" in out
+
+
+def test_gradcheck_fails_with_the_text_of_the_check(capsys, monkeypatch):
+    real = gradcheck_command.matmul_of
+    harmed = dataclasses.replace(cli.RECIPES["row"], gradient_format="e4m3")
+    monkeypatch.setattr(gradcheck_command, "matmul_of", lambda recipe, key: real(harmed, key=key))
+    assert cli.main([*GRADCHECK, "--checks", "C4"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["checks"][0]["verdict"] == "FAILED"
+    assert "g in E4M3FN where E5M2 was expected" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--checks", "C11"), "there is no check 'C11'; there are C1, C2"),
+        (("--shape", "1,2"), "is not three sizes m,n,k"),
+        (("--accumulation", "h100"), "there is no such accumulation model"),
+    ],
+)
+def test_gradcheck_refuses_bad_options(capsys, options, message):
+    assert message in " ".join(refusal(capsys, *GRADCHECK, *options).split())

@@ -8,6 +8,7 @@
 
 from jax_fp8.testing.faults import FAULTS, Fault, mutate
 from jax_fp8.testing.lattice import lattice
+from jax_fp8.testing.model import ModelReport, check_gradients
 from jax_fp8.testing.oracle import quantize_np
 from jax_fp8.testing.products import Intent
 from jax_fp8.testing.report import CheckResult, VjpReport
@@ -18,8 +19,10 @@ __all__ = [
     "CheckResult",
     "Fault",
     "Intent",
+    "ModelReport",
     "VjpReport",
     "case_of",
+    "check_gradients",
     "check_vjp",
     "intent_of",
     "lattice",

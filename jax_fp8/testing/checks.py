@@ -343,7 +343,7 @@ CHECKS: Final[dict[str, Check]] = {
         "second order, forward and reverse", identity_mode,
     ),
     "C2": Check(
-        "lattice differences", "<f(a+u, b) − f(a, b), g> ≠ <u, da> on exact operands, times it happened",
+        "lattice differences", "times that <f(a+u, b) − f(a, b), g> ≠ <u, da> on exact operands",
         lattice_differences,
     ),
     "C3": Check(
