@@ -84,11 +84,12 @@ def show(console: Console, result: dict[str, Any]) -> None:
         )  # fmt: skip
         own["index"] = None if row["index"] is None else tuple(row["index"])
         rows.append(CheckResult(**own))
-    size = " × ".join(map(str, result["shape"]))
-    console.print(f"recipe {result['recipe']}, M × N × K = {size}, seed {result['seed']}")
+    size, failed = " × ".join(map(str, result["shape"])), len(result["failures"])
+    title = f"recipe {result['recipe']}, M × N × K = {size}, seed {result['seed']}"
+    console.print(title, highlight=False)
     console.print(VjpReport(tuple(rows)).table())
-    failed = len(result["failures"])
-    console.print(f"{failed or 'none'} of {len(rows)} failed, {result['seconds']} s")
+    seconds = result["seconds"]
+    console.print(f"{failed or 'none'} of {len(rows)} failed, {seconds} s", highlight=False)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
