@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import AxisType
@@ -73,6 +75,13 @@ def key_impl(key: Array) -> str:
 
 def _is_typed(key: Array) -> bool:
     return jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+
+
+def enable_x64() -> AbstractContextManager[Any]:
+    """A context with 64-bit types."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    return jax.experimental.enable_x64()  # type: ignore[attr-defined,unused-ignore]  # older ones
 
 
 def zero_tangent(x: Any) -> Any:

@@ -156,7 +156,7 @@ def bit_equality(case: Case) -> dict[str, Any]:
     total, first = 0, None
     for product, got in _pairs(case):
         expected = product.expected
-        if expected is None:  # XLA's bfloat16 dot adds in an order of its own
+        if expected is None:  # it adds in an order of its own
             error = np.abs(got.astype(np.float64) - product.quantised)
             differ = ~(error <= product.sums_bound)
         elif expected.dtype != got.dtype or expected.shape != got.shape:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jax_fp8._compat import enable_x64
 from jax_fp8.array import scale_shape
 from jax_fp8.gemm import gemm_p
 from jax_fp8.quantize_primitive import quantize_p
@@ -92,11 +93,11 @@ def form_of(op: Callable[..., Any], x: Any, w: Any) -> Form:
             return [x]
         return [y for t in tiles for y in (x, jnp.ones(scale_shape(x.shape, (1, *t)), x.dtype))]
 
-    with jax.enable_x64(True):
+    with enable_x64():
         counted = [np.arange(int(np.prod(s)), dtype=np.float64).reshape(s) for s in shapes[:2]]
     rules = {**IDENTITY_RULES, gemm_p: record, quantize_p: same}
     evaluate = replay(op, rules, x, w)
-    with jax.enable_x64(True):
+    with enable_x64():
         out = np.asarray(evaluate(*counted))
     if len(found) != 1:
         raise ValueError(

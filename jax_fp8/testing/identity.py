@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from jax_fp8._compat import enable_x64
 from jax_fp8.testing.case import Case
 from jax_fp8.testing.replay import identity
 
@@ -118,7 +119,7 @@ def _gap(derivative: Derivative, rng: np.random.Generator, size: float) -> float
         return size * rng.standard_normal(np.shape(like))
 
     points, line = [normal(x) for x in examples], [normal(x) for x in examples]
-    with jax.enable_x64(True):
+    with enable_x64():
         ends = [
             jax.tree.leaves(replayed(*(p + step * d for p, d in zip(points, line, strict=True))))
             for step in (0.5, -0.5)

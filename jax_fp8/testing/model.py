@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fp8._compat import enable_x64
 from jax_fp8.autodiff import contract
 from jax_fp8.contraction import Contraction
 from jax_fp8.linear import sides_of, tangent_p
@@ -179,7 +180,7 @@ def _cosine(fn: Callable[..., Any], *args: Any) -> CheckResult:
     gradient = jax.grad(fn)
     try:
         exact = identity(gradient, *args)
-        with jax.enable_x64(True):
+        with enable_x64():
             expected = _flat(exact(*args))
     except (NotImplementedError, TypeError) as error:
         return CheckResult(**fields, not_applicable=str(error).splitlines()[0])
