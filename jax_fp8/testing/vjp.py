@@ -55,8 +55,8 @@ def check_vjp(
 
     Args:
       op: function of two arrays that goes through `matmul`, `dot_general` or `einsum`, in any
-        layout and with any batch dims; with a third argument, the key, if `key` is given. None is
-        `matmul` with the recipe.
+        layout and with any batch dims; with a third argument, the key, if `key` is given. None, and
+        `matmul` itself, is `matmul` with the recipe and options given here.
       args: the two arrays. Rounding errors are judged on these values, and the checks see most on
         256³ and larger with data of mean zero.
       recipe: what the op is meant to follow; None reads recipe, roles and accumulation from the op.
@@ -86,7 +86,7 @@ def check_vjp(
     ids = check_ids(checks)
     x, w = (np.asarray(a) for a in args)
     sums = Sums(accumulation, promotion_interval, split_k)
-    if op is None:
+    if op is None or op is matmul:
         recipe = recipes.check(recipe, "check_vjp")
         op = matmul_of(recipe, roles, sums, key)
     intent = intent_of(recipe, op, x, w, roles=roles, key=key, sums=sums)

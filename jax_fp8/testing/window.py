@@ -39,7 +39,7 @@ def independent_error(
     >>> used = a + 0.03 * rng.standard_normal(a.shape)
     >>> error, deviation = independent_error(a, b, used, b)
     >>> round(float(np.linalg.norm((used - a) @ b.T)) / error, 1), round(deviation, 2)
-    (1.0, 0.02)
+    (1.0, 0.01)
     """
     da, db = used_a - a, used_b - b
     squared, variance = 0.0, 0.0
