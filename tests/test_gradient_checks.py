@@ -17,6 +17,7 @@ import pytest
 
 import jax_fp8 as fp8
 from fault_matrix import RECIPES, case
+from jax_fp8._compat import enable_x64
 from jax_fp8.testing import CheckResult, case_of, check_vjp, intent_of, mutate, report_of
 from jax_fp8.testing.identity import derivatives
 from jax_fp8.testing.replay import identity
@@ -134,7 +135,7 @@ def test_check_grads_of_jax_passes_to_second_order_without_the_quantiser() -> No
             more = (out,) if derivative.reverse else examples
             rule = identity(derivative.derivative, *examples, *more)
             args = tuple(np.asarray(a, np.float64) for a in examples)
-            with jax.enable_x64(True):
+            with enable_x64():
                 if derivative.reverse:
                     jax.test_util.check_vjp(
                         fn, lambda *a: (fn(*a), lambda ct: rule(*a, ct)), args, atol=1e-6, rtol=1e-6  # noqa: B023

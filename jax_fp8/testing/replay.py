@@ -50,9 +50,10 @@ def identity(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
       (`jax.enable_x64`).
 
     >>> import jax_fp8 as fp8
+    >>> from jax_fp8._compat import enable_x64
     >>> x, w = np.float32([[0.3, 0.7]]), np.float32([[1.1], [0.9]])
     >>> product = identity(fp8.matmul, x, w)
-    >>> with jax.enable_x64(True):
+    >>> with enable_x64():
     ...     y = product(np.float64([[0.3, 0.7]]), np.float64([[1.1], [0.9]]))
     >>> round(float(y[0, 0]), 12)
     0.96
