@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from jax_fp8 import formats
 from jax_fp8.testing import oracle
-from jax_fp8.testing.products import Operand, Product
+from jax_fp8.testing.operand import Operand
+from jax_fp8.testing.products import Product
 
 __all__ = ["likely_cause"]
 

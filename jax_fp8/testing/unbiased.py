@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jax_fp8.testing.case import Case
-from jax_fp8.testing.products import Operand
+from jax_fp8.testing.operand import Operand
 
 __all__ = ["unbiasedness"]
 
