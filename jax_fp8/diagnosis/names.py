@@ -1,0 +1,63 @@
+"""Names of layers, from name stacks and from the arguments that weights are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+
+__all__ = ["argument_name", "clean_stack", "layer_of_path"]
+
+#: What transformations put round a part of a name stack: `transpose(jvp(Model))`.
+_WRAPPED = re.compile(r"[\w.]+\(([^()]*)\)")
+#: Parts that name a mechanism, not a layer.
+_MECHANISMS = re.compile(
+    r"rematted_computation|checkpoint|remat|while|body|cond|scan|branch_\d+_fun"
+    r"|\w*DotGeneral(_\d+)?(\.\w+)?|EinsumOp(_\d+)?|closed_call|core_call|\s*"
+)
+#: Leaves that name a weight within its layer.
+_LEAVES = re.compile(r"kernel|weight|w|value|raw_value|params|embedding|bias")
+
+
+def clean_stack(stack: str) -> str:
+    """A name stack without what transformations and this library add.
+
+    >>> clean_stack("transpose(jvp(Model))/Dense_0/DotGeneral_0.dot_general")
+    'Model/Dense_0'
+    >>> clean_stack("jvp()/block/block/rematted_computation")
+    'block'
+    """
+    while (shorter := _WRAPPED.sub(r"\1", stack)) != stack:
+        stack = shorter
+    parts = [part for part in stack.split("/") if not _MECHANISMS.fullmatch(part)]
+    # Inside remat and scan the outer scopes are named again.
+    start = 0
+    while start < len(parts):
+        for size in range((len(parts) - start) // 2, 0, -1):
+            if parts[start : start + size] == parts[start + size : start + 2 * size]:
+                del parts[start : start + size]
+                break
+        else:
+            start += 1
+    return "/".join(parts)
+
+
+def argument_name(path: Any) -> str:
+    """Name of a leaf of the arguments: `['params']['up']['kernel']` becomes params.up.kernel.
+
+    >>> argument_name(jax.tree_util.tree_leaves_with_path({"up": [1, 2]})[1][0])
+    'up.1'
+    """
+    return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+
+
+def layer_of_path(path: str) -> str:
+    """Layer that a weight belongs to.
+
+    >>> layer_of_path("params.Block_0.up.kernel"), layer_of_path("w")
+    ('Block_0.up', 'w')
+    """
+    parts = path.split(".")
+    kept = [part for part in parts if not _LEAVES.fullmatch(part)]
+    return ".".join(kept) or path
