@@ -22,6 +22,7 @@ __all__ = [
     "ratio",
     "reduce_tiles",
     "relative_norm",
+    "root_mean_square",
     "row_amax",
     "sorted_sample",
     "sqnr_db",
@@ -138,3 +139,8 @@ def sorted_sample(x: Array) -> list[float]:
         ordered = ordered[np.linspace(0, ordered.size - 1, 200).round().astype(int)]
     values: list[float] = np.round(ordered, 4).tolist()
     return values
+
+
+def root_mean_square(x: Array) -> float:
+    """0 where there is nothing."""
+    return float(np.sqrt(np.mean(x**2))) if x.size else 0.0

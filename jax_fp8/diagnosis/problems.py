@@ -49,7 +49,7 @@ def errors(result: Array, exact: Array) -> Errors:
     """Errors of (batch, m, n) results.
 
     >>> errors(np.array([[[2.02, 1.0]]]), np.array([[[2.0, 1.0]]])).worst_row
-    2.0
+    1.0
     """
     with np.errstate(all="ignore"):
         e, size = result - exact, np.abs(exact)

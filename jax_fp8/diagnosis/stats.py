@@ -33,6 +33,7 @@ from jax_fp8.diagnosis.numbers import (
     sorted_sample,
     sqnr_db,
 )
+from jax_fp8.formats import Format
 from jax_fp8.testing.oracle import expand_scale_np
 
 __all__ = ["THRESHOLDS", "Level", "Plots", "TensorStats", "Threshold", "sample_rows", "study"]
@@ -132,6 +133,7 @@ class TensorStats:
       tile_range_bits: the largest range of one scale's tile, percentiles 0.1 to 100 of it.
       sqnr_db: 10 log10(Σx² / Σ(q - x)²).
       sqnr_gap_db: sqnr_db minus what normal data would have; negative is worse.
+      row_rms_percent: root mean square of ‖q - x‖ / ‖x‖ of the rows: a huge row hides no other.
       worst_row_percent, worst_row: largest ‖q - x‖ / ‖x‖ of a row, and which.
       worst_tile_percent, worst_tile: the same of a tile, at most 128 × 128, and its row and k.
       outlier_channels: channels along k with amax above 20 times the median channel's.
@@ -140,6 +142,8 @@ class TensorStats:
       bias_percent: |mean((q - x) · sign x)| / mean |x|.
       non_finite: values that are NaN or infinite.
       zero_tiles: tiles of zeros.
+      floor_rule: whether the given scales are those of the MX specification, which saturate:
+        2^(floor(log2 amax) - 8), or - 15 for E5M2.
       spike_ratio: amax over the median nonzero magnitude.
       row_spread_bits: log2 of the 99th over the 1st percentile of the rows' amax.
       spike_rows_percent: rows whose amax is within a factor 100 of amax.
@@ -167,6 +171,7 @@ class TensorStats:
     tile_range_bits: float
     sqnr_db: float
     sqnr_gap_db: float
+    row_rms_percent: float
     worst_row_percent: float
     worst_row: int
     worst_tile_percent: float
@@ -177,6 +182,7 @@ class TensorStats:
     bias_percent: float
     non_finite: int
     zero_tiles: int
+    floor_rule: bool
     spike_ratio: float
     row_spread_bits: float
     spike_rows_percent: float
@@ -316,6 +322,9 @@ def study(operand: Operand) -> TensorStats:
         tile_range_bits=largest_tile_range(size, x.tile),
         sqnr_db=sqnr if known else nan,
         sqnr_gap_db=sqnr - EXPECTED_SQNR_DB[fmt.name] if known else nan,
+        row_rms_percent=100 * float(np.sqrt(np.mean(row_errors**2)))
+        if known and row_errors.size
+        else nan,
         worst_row_percent=100 * float(row_errors.max(initial=0)) if known else nan,
         worst_row=int(row_errors.argmax()) if row_errors.size else 0,
         worst_tile_percent=100 * float(pieces.max(initial=0)) if known else nan,
@@ -326,6 +335,7 @@ def study(operand: Operand) -> TensorStats:
         bias_percent=100 * abs(ratio(outward, float(size.sum()))) if known else nan,
         non_finite=int(exact.size - np.count_nonzero(finite)),
         zero_tiles=int(np.count_nonzero(~nonzero_tiles)),
+        floor_rule=known and x.given_scale and _follows_floor_rule(tile_amax, scales, fmt),
         spike_ratio=ratio(amax, float(np.median(nonzero_sizes)) if nonzero_sizes.size else 0.0),
         row_spread_bits=range_bits(row_low, row_high),
         spike_rows_percent=100 * float(np.mean(row_amax >= amax / 100)) if row_amax.size else nan,
@@ -336,3 +346,12 @@ def study(operand: Operand) -> TensorStats:
             row_errors=sorted_sample(100 * row_errors),
         ),
     )
+
+
+def _follows_floor_rule(tile_amax: Array, scales: Array, fmt: Format) -> bool:
+    """Whether scales are 2^(floor(log2 amax) - floor(log2 fmt.max)) (OCP MX 1.0, section 6.3)."""
+    some = tile_amax > 0
+    if not some.any():
+        return False
+    exponent = np.frexp(tile_amax[some])[1] - math.frexp(fmt.max)[1]
+    return bool(np.all(scales[some] == np.ldexp(1.0, exponent)))
