@@ -71,14 +71,18 @@ __all__ = [
 ]
 
 #: Submodules that load when they are first used: they import packages that are extras.
-_LAZY = ("flax", "testing")
+_LAZY = ("diagnosis", "flax", "testing")
+#: Functions of `jax_fp8.diagnosis`, which load with it.
+_OF_DIAGNOSIS = ("diagnose", "watch")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return importlib.import_module(f"jax_fp8.{name}")
+    if name in _OF_DIAGNOSIS:
+        return getattr(importlib.import_module("jax_fp8.diagnosis"), name)
     raise AttributeError(f"module 'jax_fp8' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_LAZY]
+    return [*__all__, *_LAZY, *_OF_DIAGNOSIS]

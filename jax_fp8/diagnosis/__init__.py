@@ -6,5 +6,6 @@ loses what, why, and which recipe would keep it. `jax_fp8.watch` keeps an eye on
 
 from jax_fp8.diagnosis.diagnose import Diagnosis, diagnose
 from jax_fp8.diagnosis.verdicts import Verdict
+from jax_fp8.diagnosis.watch import watch
 
-__all__ = ["Diagnosis", "Verdict", "diagnose"]
+__all__ = ["Diagnosis", "Verdict", "diagnose", "watch"]

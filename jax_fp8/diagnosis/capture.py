@@ -22,7 +22,7 @@ from jax_fp8.diagnosis.names import clean_stack, layer_of_path
 from jax_fp8.diagnosis.program import program
 from jax_fp8.formats import Format
 
-__all__ = ["Captured", "Gemm", "Operand", "capture"]
+__all__ = ["LETTERS", "Captured", "Gemm", "Operand", "capture", "name_layers", "roles_of"]
 
 Array = npt.NDArray[Any]
 
@@ -186,8 +186,8 @@ def _collect(
     taps: dict[Key, Tapped], interpreter: Interpreter, differentiated: bool, recomputed: bool
 ) -> Captured:
     gemms = {key: tap for key, tap in sorted(taps.items()) if tap.primitive == "gemm"}
-    layers = _name_layers(gemms)
-    roles = {key: _roles(tap, interpreter.roles) for key, tap in gemms.items()}
+    layers = name_layers(gemms)
+    roles = {key: roles_of(tap, interpreter.roles) for key, tap in gemms.items()}
     users: dict[Any, list[str]] = {}
     for tap in gemms.values():
         for origin in tap.origins[:2]:
@@ -217,7 +217,7 @@ def _collect(
     return Captured(tuple(found), tuple(loose), tuple(dict.fromkeys(notices)), differentiated)
 
 
-def _name_layers(gemms: dict[Key, Tapped]) -> dict[Key, str]:
+def name_layers(gemms: dict[Key, Tapped]) -> dict[Key, str]:
     """A layer for each GEMM: from scope and weight, for gradients from the codes they share."""
     layers: dict[Key, str] = {}
     by_call: dict[Key, str] = {}
@@ -253,7 +253,7 @@ def _weight_layer(tap: Tapped) -> str:
     return layer_of_path(paths[0]) if paths else ""
 
 
-def _roles(tap: Tapped, known: dict[Key, str]) -> tuple[str, str]:
+def roles_of(tap: Tapped, known: dict[Key, str]) -> tuple[str, str]:
     """Roles of both operands. Without a derivative rule rhs counts as the weight."""
     if tap.direction in ("forward", "tangent"):
         defaults = ("input", "weight")
@@ -311,7 +311,7 @@ def _gemm(
                 scale=scale,
                 tile=(min(tile[0], max(codes.shape[1], 1)), min(tile[1], max(codes.shape[2], 1))),
                 exact=None if exact is None else exact.astype(np.float32),
-                given_scale=maker is None or _scale_is_given(maker),
+                given_scale=maker is None or scale_is_given(maker),
                 path=tap.paths[i].replace(GRADIENT, ""),
             )
         )
@@ -327,7 +327,7 @@ def _gemm(
     )
 
 
-def _scale_is_given(maker: Tapped) -> bool:
+def scale_is_given(maker: Tapped) -> bool:
     stochastic = dict(maker.params)["rounding"] == "stochastic"
     return len(maker.paths) - stochastic == 2
 
@@ -350,7 +350,7 @@ def _loose(tap: Tapped, index: tuple[int, ...], layer: str) -> list[Operand]:
             scale=np.asarray(tap.arrays[f"scale{i}"])[index],
             tile=(min(tile[0], max(exact.shape[1], 1)), min(tile[1], max(exact.shape[2], 1))),
             exact=exact,
-            given_scale=_scale_is_given(tap),
+            given_scale=scale_is_given(tap),
             path=tap.paths[0].replace(GRADIENT, ""),
         )
         for i, tile in enumerate(params["tiles"])

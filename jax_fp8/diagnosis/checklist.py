@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Step", "checklist", "order_tensors"]
 
+#: An average row of a result is so many times farther off than that of well scaled data.
+RESULT_WARN, RESULT_BAD = 1.5, 3.0
 _LEVELS: dict[str, Level] = {"bad": "bad", "warn": "warn", "info": "ok"}
 
 
@@ -39,15 +41,9 @@ class Step:
 
 def checklist(d: Diagnosis) -> tuple[Step, ...]:
     """The four steps."""
-    parts: tuple[tuple[str, Callable[[Diagnosis], str]], ...] = (
-        ("Scale factors: does every tensor fit its format?", _scales),
-        ("Accumulator: how are products added up?", _accumulator),
-        ("Depth: how long are the sums?", _depth),
-        ("Comparison: how far off is the result, and where?", _comparison),
-    )
     return tuple(
         Step(title, _level(d, number), answer(d))
-        for number, (title, answer) in enumerate(parts, start=1)
+        for number, (title, answer) in enumerate(_STEPS, start=1)
     )
 
 
@@ -63,7 +59,15 @@ def order_tensors(tensors: Iterable[TensorStats]) -> list[TensorStats]:
 
 def _level(d: Diagnosis, step: int) -> Level:
     own = [_LEVELS[v.severity] for v in d.verdicts if v.step == step]
-    return next((level for level in ("bad", "warn") if level in own), "ok")  # type: ignore[return-value]
+    if step == len(_STEPS):
+        own += [_result_level(g) for g in d.gemms]
+    return next((level for level in ("bad", "warn") if level in own), "ok")
+
+
+def _result_level(g: GemmStats) -> Level:
+    """By how far an average row of the result is off, beside well scaled data."""
+    off = _or_zero(g.quantization.evened) / max(g.expected, 1.0)
+    return "bad" if off > RESULT_BAD else "warn" if off > RESULT_WARN else "ok"
 
 
 def _scales(d: Diagnosis) -> str:
@@ -133,3 +137,11 @@ def _where(d: Diagnosis, g: GemmStats) -> str:
 
 def _or_zero(x: float) -> float:
     return 0.0 if math.isnan(x) else x
+
+
+_STEPS: tuple[tuple[str, Callable[[Diagnosis], str]], ...] = (
+    ("Scale factors: does every tensor fit its format?", _scales),
+    ("Accumulator: how are products added up?", _accumulator),
+    ("Depth: how long are the sums?", _depth),
+    ("Comparison: how far off is the result, and where?", _comparison),
+)

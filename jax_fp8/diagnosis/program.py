@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax_fp8 import formats
 from jax_fp8.diagnosis.names import argument_name
 
-__all__ = ["program"]
+__all__ = ["named_leaves", "program"]
 
 
 def program(
@@ -24,10 +24,8 @@ def program(
     NOTE: the function gets new containers at each call, so that modules that change their own state
     do not keep tracers.
     """
-    with_paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    leaves = [jnp.asarray(leaf) for _, leaf in with_paths]
-    parameters = _parameter_names(fn, len(args))
-    names = [argument_name(p).partition(".")[2] or parameters[p[0].idx] for p, _ in with_paths]
+    leaves, names, tree = named_leaves(fn, args)
+    with_paths = jax.tree_util.tree_leaves_with_path(tuple(args))
 
     def loss(*leaves: Any) -> Any:
         return fn(*jax.tree.unflatten(tree, leaves))
@@ -44,6 +42,15 @@ def program(
     if not scalar or not moving:
         return leaves, names, loss, False
     return leaves, names, jax.value_and_grad(loss, argnums=moving, has_aux=has_aux), True
+
+
+def named_leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[str], Any]:
+    """Leaves of the arguments as arrays, a name for each, and the structure of them all."""
+    with_paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    leaves = [jnp.asarray(leaf) for _, leaf in with_paths]
+    parameters = _parameter_names(fn, len(args))
+    names = [argument_name(p).partition(".")[2] or parameters[p[0].idx] for p, _ in with_paths]
+    return leaves, names, tree
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TENSOR_COLUMNS", "as_text", "gemm_cells", "number", "renderables"]
 
 #: Rows of a table on a terminal; HTML and JSON have all.
-MAX_ROWS: Final = 30
+MAX_ROWS: Final = 15
 STYLES: Final = {"bad": "bold red", "warn": "yellow", "ok": "", "info": "cyan"}
 #: Heading, and attribute of `TensorStats`.
 TENSOR_COLUMNS: Final = (
@@ -34,7 +34,7 @@ TENSOR_COLUMNS: Final = (
     ("saturated %", "saturated_percent"),
     ("range, bits", "tile_range_bits"),
     ("SQNR, dB", "sqnr_db"),
-    ("to expected", "sqnr_gap_db"),
+    ("SQNR to expected, dB", "sqnr_gap_db"),
     ("worst row %", "worst_row_percent"),
     ("worst tile %", "worst_tile_percent"),
     ("outlier channels", "outlier_channels"),
@@ -43,6 +43,11 @@ TENSOR_COLUMNS: Final = (
     ("non-finite", "non_finite"),
     ("zero tiles", "zero_tiles"),
 )
+#: Those with room on a terminal.
+ON_TERMINAL: Final = {
+    "headroom_bits", "flushed_percent", "subnormal_percent", "saturated_percent", "sqnr_gap_db",
+    "worst_row_percent", "worst_tile_percent", "outlier_channels", "non_finite",
+}  # fmt: skip
 GEMM_COLUMNS: Final = (
     "GEMM", "M×N×K", "error %", "average row %", "expected %", "finer scales save",
     "sums as run %", f"promoted {PROMOTED_EVERY} %", "never promoted %", "cheapest good recipe",
@@ -100,8 +105,10 @@ def _checklist_table(d: Diagnosis) -> Table:
 def _tensor_table(d: Diagnosis) -> Table:
     shown = order_tensors(d.tensors)[:MAX_ROWS]
     title = f"Tensors, the worst first ({len(shown)} of {len(d.tensors)})"
-    table = Table("tensor", "format, scale per", title=title)
-    keep = [c for c in TENSOR_COLUMNS if c[1] not in ("scale_max", "sqnr_gap_db", "zero_tiles")]
+    table = Table(title=title)
+    table.add_column("tensor", overflow="fold", min_width=30)
+    table.add_column("format, scale per")
+    keep = [c for c in TENSOR_COLUMNS if c[1] in ON_TERMINAL]
     for heading, _ in keep:
         table.add_column(heading, justify="right", overflow="fold")
     for t in shown:
@@ -121,7 +128,13 @@ def _gemm_table(d: Diagnosis) -> Table:
     title = f"GEMMs, the worst first ({len(order)} of {len(d.gemms)}); sums on {d.machine}"
     table = Table(title=title)
     for heading in GEMM_COLUMNS:
-        table.add_column(heading, justify="left" if heading == "GEMM" else "right")
+        is_name = heading == "GEMM"
+        table.add_column(
+            heading,
+            justify="left" if is_name else "right",
+            overflow="fold",
+            min_width=30 if is_name else None,
+        )
     for g in order:
         table.add_row(*gemm_cells(g))
     return table
