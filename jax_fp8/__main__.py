@@ -1,4 +1,4 @@
-"""Command line: `python -m jax_fp8 info`, `explain`, `emulate` and `gradcheck`.
+"""Command line: `python -m jax_fp8 info`, `explain`, `emulate`, `gradcheck` and `diagnose`.
 
 Tables on a terminal, JSON where the output is piped. The exit status says success.
 """
@@ -22,17 +22,9 @@ from rich.table import Table
 
 import jax_fp8
 from jax_fp8 import _compat, _ffi, dispatch, formats, lowering, recipes
+from jax_fp8.diagnosis import command as diagnosis_command
 from jax_fp8.emulation import command as emulation_command
 from jax_fp8.testing import command as gradcheck_command
-
-RECIPES: Final = {
-    "tensor": recipes.TensorScaling(),
-    "row": recipes.RowScaling(),
-    "block": recipes.BlockScaling(),
-    "tile": recipes.TileScaling(),
-    "mx": recipes.MXScaling(),
-    "static": recipes.StaticScaling(),
-}
 
 
 def info(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -80,7 +72,7 @@ def explain(arguments: argparse.Namespace) -> dict[str, Any]:
         jax.ShapeDtypeStruct((m, k), arguments.dtype),
         jax.ShapeDtypeStruct(rhs_shape, arguments.dtype),
         (((1,), (rhs_k,)), ((), ())),
-        recipe=RECIPES[arguments.recipe],
+        recipe=recipes.BY_NAME[arguments.recipe],
         platform=arguments.platform,
     )
     return {
@@ -139,7 +131,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 def _add_explain_arguments(explains: argparse.ArgumentParser) -> None:
     explains.add_argument("--shape", type=_shape, required=True, metavar="M,N,K")
-    explains.add_argument("--recipe", choices=tuple(RECIPES), default="block")
+    explains.add_argument("--recipe", choices=tuple(recipes.BY_NAME), default="block")
     explains.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -175,7 +167,10 @@ COMMANDS: Final[dict[str, Command]] = {
     "gradcheck": Command(
         gradcheck_command.gradcheck,
         gradcheck_command.show,
-        functools.partial(gradcheck_command.add_arguments, recipes=RECIPES),
+        functools.partial(gradcheck_command.add_arguments, recipes=recipes.BY_NAME),
+    ),
+    "diagnose": Command(
+        diagnosis_command.diagnose, diagnosis_command.show, diagnosis_command.add_arguments
     ),
 }
 

@@ -250,6 +250,16 @@ class StaticScaling(Recipe):
 
 DEFAULT: Final[Recipe] = BlockScaling()
 
+#: Recipes by the names that the command line takes.
+BY_NAME: Final[Mapping[str, Recipe]] = {
+    "tensor": TensorScaling(),
+    "row": RowScaling(),
+    "block": BlockScaling(),
+    "tile": TileScaling(),
+    "mx": MXScaling(),
+    "static": StaticScaling(),
+}
+
 
 def check(recipe: Recipe | None, call: str) -> Recipe:
     """Returns the recipe, or the default for None; raises for anything else."""

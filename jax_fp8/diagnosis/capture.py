@@ -200,9 +200,8 @@ def _collect(
         for index in _iterations(tap):
             found.append(_gemm(tap, index, layers[key], roles[key], users, taps))
         if (length := int(np.prod(tap.lengths))) > MAX_ITERATIONS:
-            notices.append(
-                f"{layers[key]} {tap.direction}: {MAX_ITERATIONS} of {length} iterations"
-            )
+            name = f"{layers[key]} {tap.direction}"
+            notices.append(f"{name}: {MAX_ITERATIONS} of {length} iterations were looked at")
     loose = [
         operand
         for number, tap in enumerate(t for _, t in sorted(taps.items()) if t.primitive != "gemm")
@@ -244,8 +243,17 @@ def name_layers(gemms: dict[Key, Tapped]) -> dict[Key, str]:
     for key, tap in gemms.items():
         if key not in layers:
             linked = [by_call[o[0]] for o in tap.origins[:2] if o is not None and o[0] in by_call]
+            # Codes from a branch are linked to the first branch: the scope knows better.
+            linked = [layer for layer in linked if _within(layer, tap)]
             layers[key] = next(iter(linked), "") or tap.scope or _weight_layer(tap) or "gemm"
     return layers
+
+
+def _within(layer: str, tap: Tapped) -> bool:
+    """Whether a layer may be that of a GEMM, by the scope of the GEMM."""
+    return (
+        not tap.scope or layer == tap.scope or layer.startswith((f"{tap.scope}/", f"{tap.scope}#"))
+    )
 
 
 def _weight_layer(tap: Tapped) -> str:

@@ -340,7 +340,8 @@ def _run_alone(equation: Any, values: list[Any]) -> list[Any]:
         for atom, value in zip(equation.invars, values, strict=True)
         if not isinstance(atom, Literal)
     }
-    jaxpr = Jaxpr((), list(given), equation.outvars, [equation])
+    debug_info = _open(next(_jaxprs(equation.params)))[0].debug_info  # jax wants some
+    jaxpr = Jaxpr((), list(given), equation.outvars, [equation], debug_info=debug_info)
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*given.values()))
 
 

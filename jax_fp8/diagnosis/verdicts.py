@@ -24,8 +24,8 @@ Severity = Literal["bad", "warn", "info"]
 _Maker = Callable[..., "Verdict"]
 
 _ORDER: Final = ("bad", "warn", "info")
-#: A spike stands so far above the median, in at most so many per cent of the rows.
-SPIKE_RATIO, SPIKE_ROWS_PERCENT = 1e3, 2.0
+#: A spike stands so far above the median, in at most so many rows, or per cent of the rows.
+SPIKE_RATIO, SPIKE_ROWS, SPIKE_ROWS_PERCENT = 1e3, 2, 2.0
 #: Rows whose amax differ by so many bits leave a shared E4M3 scale (18 binades) too few for some.
 ROW_SPREAD_BITS: Final = 9.0
 #: Outlier channels are few; beyond this share of them they are the data.
@@ -215,7 +215,7 @@ def _judge_computed_scale(
     if not (damaged and gains):
         return
     recipe = gemm.cheapest
-    if shared_rows and t.spike_ratio > SPIKE_RATIO and t.spike_rows_percent <= SPIKE_ROWS_PERCENT:
+    if shared_rows and _has_spike(t):
         yield verdict(
             "spike",
             f"{_lost(t)}: a spike of {t.amax:.3g} is {t.spike_ratio:.2g} times the median and sets "
@@ -237,6 +237,12 @@ def _judge_computed_scale(
             _use(gemm, recipe, "smaller tiles have less range"),
             *(() if t.row_rms_percent > 2 * expected else ("warn",)),
         )
+
+
+def _has_spike(t: TensorStats) -> bool:
+    """Whether a few values in a few rows stand far above all others."""
+    few = t.spike_rows_percent <= max(SPIKE_ROWS_PERCENT, 100 * SPIKE_ROWS / max(t.rows_seen, 1))
+    return few and t.spike_ratio > SPIKE_RATIO
 
 
 def _lost(t: TensorStats) -> str:
