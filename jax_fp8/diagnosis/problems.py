@@ -31,8 +31,8 @@ class Errors:
 
     Attributes:
       frobenius: ‖e‖ / ‖C‖.
-      evened: the same when every row (or column, whichever is worse) counts the same: root mean
-        square of ‖e‖ / ‖C‖ of each. What one huge value or row cannot hide.
+      evened: the same after each column of C was divided by its median magnitude, then each row by
+        its norm, in e and C: every row counts the same, no huge row or column hides the others.
       worst_row: largest ‖e‖ / ‖C‖ of a row or column.
       median: median |e| / |C| of single results.
       bias: mean(e · sign C) / mean |C|; negative where results are too small.
@@ -57,11 +57,23 @@ def errors(result: Array, exact: Array) -> Errors:
         relative = np.abs(e[size > 0]) / size[size > 0]
         return Errors(
             frobenius=100 * safe(np.linalg.norm(e), np.linalg.norm(exact)),
-            evened=max(float(np.sqrt(np.mean(x**2))) if x.size else 0.0 for x in (rows, columns)),
+            evened=_evened(e, exact),
             worst_row=round(float(max(rows.max(initial=0), columns.max(initial=0))), 6),
             median=100 * float(np.median(relative)) if relative.size else 0.0,
             bias=100 * safe(np.mean(e * np.sign(exact)), np.mean(size)),
         )
+
+
+def _evened(e: Array, exact: Array) -> float:
+    # The median of a column, as one huge row must not set the size of all columns.
+    for size in (
+        lambda c: np.median(np.abs(c), axis=-2, keepdims=True),
+        lambda c: np.linalg.norm(c, axis=-1, keepdims=True),
+    ):
+        sizes = size(exact)
+        factors = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)
+        e, exact = e * factors, exact * factors
+    return 100 * safe(np.linalg.norm(e), np.linalg.norm(exact))
 
 
 @dataclasses.dataclass(eq=False)
