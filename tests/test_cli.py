@@ -215,7 +215,7 @@ def test_gradcheck_prints_a_table_on_a_terminal(capsys, monkeypatch):
 
 def test_gradcheck_fails_with_the_text_of_the_check(capsys, monkeypatch):
     real = gradcheck_command.matmul_of
-    harmed = dataclasses.replace(cli.RECIPES["row"], gradient_format="e4m3")
+    harmed = dataclasses.replace(recipes.BY_NAME["row"], gradient_format="e4m3")
     monkeypatch.setattr(gradcheck_command, "matmul_of", lambda recipe, key: real(harmed, key=key))
     assert cli.main([*GRADCHECK, "--checks", "C4"]) == 1
     captured = capsys.readouterr()

@@ -63,11 +63,12 @@ def diagnose(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.recipe and not is_file:
             raise ValueError("--recipe is for arrays of a file; a function chooses its own")
         fn, operands = (_product if is_file else _target)(arguments)
-        found = diagnosing(
-            fn, *operands, argnums=(0, 1) if is_file else 0, machine=arguments.machine
-        )
     except (ValueError, TypeError, ImportError, OSError, AttributeError) as error:
         arguments.fail(str(error))
+    if not is_file:
+        fn, operands = _call(fn)
+    argnums = (0, 1) if is_file else 0
+    found = diagnosing(fn, *operands, argnums=argnums, machine=arguments.machine)
     if arguments.output is not None:
         found.to_html(arguments.output)
     if arguments.png is not None:

@@ -123,7 +123,7 @@ def diagnose(
 
     >>> import jax.numpy as jnp, jax_fp8 as fp8
     >>> x = jnp.ones((64, 32)).at[3, 5].set(1e7)
-    >>> found = diagnose(lambda w, x: fp8.matmul(x, w, recipe=fp8.TensorScaling()).sum(),
+    >>> found = diagnose(lambda w, x: fp8.matmul(x, w["up"], recipe=fp8.TensorScaling()).sum(),
     ...                  {"up": jnp.ones((32, 16))}, x)
     >>> found.verdicts[0].rule, found.verdicts[0].layer, found.verdicts[0].tensor
     ('spike', 'up', 'x')

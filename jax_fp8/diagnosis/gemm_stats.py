@@ -1,7 +1,8 @@
 """What FP8 did to one GEMM: its error against the exact product, and which part comes from where.
 
-The exact product is that of the high-precision operands in float64. Results are sampled: some rows
-of each operand, spread evenly, those with the largest and smallest amax among them.
+The exact product is that of the high-precision operands in float64. Results are sampled: some
+rows of each operand, spread evenly, those with the largest and smallest amax among them. Values
+that are not finite count as 0 here; only `total` is NaN where the result is.
 """
 
 from __future__ import annotations

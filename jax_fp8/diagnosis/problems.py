@@ -66,14 +66,14 @@ def errors(result: Array, exact: Array) -> Errors:
 
 def _evened(e: Array, exact: Array) -> float:
     # The median of a column, as one huge row must not set the size of all columns.
-    for size in (
-        lambda c: np.median(np.abs(c), axis=-2, keepdims=True),
-        lambda c: np.linalg.norm(c, axis=-1, keepdims=True),
-    ):
-        sizes = size(exact)
-        factors = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)
-        e, exact = e * factors, exact * factors
+    e, exact = _divided(e, exact, np.median(np.abs(exact), axis=-2, keepdims=True))
+    e, exact = _divided(e, exact, np.linalg.norm(exact, axis=-1, keepdims=True))
     return 100 * safe(np.linalg.norm(e), np.linalg.norm(exact))
+
+
+def _divided(e: Array, exact: Array, sizes: Array) -> tuple[Array, Array]:
+    factors = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)
+    return e * factors, exact * factors
 
 
 @dataclasses.dataclass(eq=False)
@@ -163,15 +163,18 @@ def problem_of(g: Gemm, example: int, edge: int = MAX_ROWS) -> Problem:
 
 
 def _example(x: Operand, example: int) -> Operand:
+    """One example of a batch, 0 where it is not finite: a NaN would hide all else."""
+
     def pick(y: Array) -> Array:
         return y[min(example, y.shape[0] - 1)][None]
 
-    return dataclasses.replace(
-        x,
-        codes=pick(x.codes),
-        scale=pick(x.scale),
-        exact=None if x.exact is None else pick(x.exact),
-    )
+    codes = pick(x.codes)
+    if not (finite := np.isfinite(codes.astype(np.float32))).all():
+        codes = np.where(finite, codes, np.zeros((), codes.dtype))
+    exact = None if x.exact is None else pick(x.exact)
+    if exact is not None and not (finite := np.isfinite(exact)).all():
+        exact = np.where(finite, exact, np.float32(0))
+    return dataclasses.replace(x, codes=codes, scale=pick(x.scale), exact=exact)
 
 
 def _chosen_rows(x: Operand, count: int) -> Array:

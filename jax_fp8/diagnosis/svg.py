@@ -136,6 +136,8 @@ def error_curve(points: Sequence[tuple[int, float, float]], machine: str) -> str
     floor = 1e-4
     xs = [math.log2(k) for k, _, _ in points]
     values = [max(v, floor) for _, a, b in points for v in (a, b) if not math.isnan(v)]
+    if not values:
+        return ""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
     axes = _Axes((min(xs) - 0.3, max(xs) + 0.5), (low, max(high, low + 1)))
     axes.ticks_y([(float(e), f"{10.0**e:g} %") for e in range(low, max(high, low + 1) + 1)])
@@ -164,6 +166,7 @@ def error_curve(points: Sequence[tuple[int, float, float]], machine: str) -> str
 def row_error_curves(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
     """Share of rows that are off by at most so much, a line for each tensor or GEMM."""
     floor = 0.1
+    curves = [(name, [v for v in values if math.isfinite(v)]) for name, values in curves]
     largest = max((max(values) for _, values in curves if values), default=1.0)
     high = math.log10(max(largest, 10.0)) + 0.05
     axes = _Axes((math.log10(floor), high), (0.0, 100.0))
