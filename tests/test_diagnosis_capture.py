@@ -253,3 +253,35 @@ def test_calls_in_one_scope_are_told_apart_by_their_weights() -> None:
 
     found = names(capture(loss, {"gate": W, "value": W}, X))
     assert found == ["mlp/gate forward", "mlp/gate wgrad", "mlp/value forward", "mlp/value wgrad"]
+
+
+def test_operands_that_are_quantised_again_keep_their_layer() -> None:
+    recipe = fp8.RowScaling(residuals="high_precision")
+
+    def loss(p, x):
+        return jnp.sum(fp8.matmul(x, p["up"], recipe=recipe) ** 2)
+
+    assert names(capture(loss, {"up": W}, X)) == ["up forward", "up wgrad"]
+
+
+def test_what_runs_inside_shard_map_is_named_as_not_seen() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    spec = jax.sharding.PartitionSpec
+    inside = jax.shard_map(
+        fp8.matmul, mesh=mesh, in_specs=(spec("data"), spec()), out_specs=spec("data")
+    )
+    found = capture(lambda w, x: jnp.sum(inside(x, w)), W, X)
+    assert not found.gemms
+    assert "inside shard_map were not seen" in found.notices[0]
+
+
+def test_forward_and_second_order_derivatives() -> None:
+    def tangent(w, x):
+        return jnp.sum(jax.jvp(lambda x: jnp.tanh(fp8.matmul(x, w)), (x,), (x,))[1])
+
+    assert "w forward" in names(capture(tangent, W, X))
+
+    def penalty(w, x):
+        return jnp.sum(jax.grad(lambda x: jnp.sum(jnp.tanh(fp8.matmul(x, w))))(x) ** 2)
+
+    assert {"w forward", "w dgrad", "w wgrad"} <= set(names(capture(penalty, W, X)))

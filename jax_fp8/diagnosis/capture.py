@@ -220,6 +220,7 @@ def name_layers(gemms: dict[Key, Tapped]) -> dict[Key, str]:
     """A layer for each GEMM: from scope and weight, for gradients from the codes they share."""
     layers: dict[Key, str] = {}
     by_call: dict[Key, str] = {}
+    by_path: dict[str, set[str]] = {}
     for again in (False, True):  # what remat runs again gets the same names as the first run
         group = [
             (key, tap) for key, tap in gemms.items()
@@ -237,14 +238,19 @@ def name_layers(gemms: dict[Key, Tapped]) -> dict[Key, str]:
             numbers[path] += 1
             unique = path if counts[path] == 1 else f"{path}#{numbers[path]}"
             layers[key] = unique
-            for origin in tap.origins[:2]:
+            for origin, operand_path in zip(tap.origins[:2], tap.paths[:2], strict=True):
                 if origin is not None:
                     by_call.setdefault(origin[0], unique)
+                if operand_path:
+                    by_path.setdefault(operand_path, set()).add(unique)
     for key, tap in gemms.items():
         if key not in layers:
             linked = [by_call[o[0]] for o in tap.origins[:2] if o is not None and o[0] in by_call]
             # Codes from a branch are linked to the first branch: the scope knows better.
             linked = [layer for layer in linked if _within(layer, tap)]
+            # Operands that are quantised again are the same arguments as in one forward GEMM.
+            users = [by_path[path] for path in tap.paths[:2] if path in by_path]
+            linked += [next(iter(user)) for user in users if len(user) == 1]
             layers[key] = next(iter(linked), "") or tap.scope or _weight_layer(tap) or "gemm"
     return layers
 

@@ -106,11 +106,9 @@ def _section(title: str, body: str, help_text: str = "") -> str:
 
 
 def _head(d: Diagnosis) -> str:
-    counts = {
-        word: sum(v.severity == severity for v in d.verdicts)
-        for severity, word in (("bad", "bad"), ("warn", "warnings"))
-    }
-    found = ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "all is well"
+    bad, warnings = (sum(v.severity == name for v in d.verdicts) for name in ("bad", "warn"))
+    counts = ((bad, "bad"), (warnings, "warning" if warnings == 1 else "warnings"))
+    found = ", ".join(f"{count} {word}" for count, word in counts if count) or "all is well"
     kind = "forward and both gradients" if d.differentiated else "as the function ran them"
     return (
         f"<header><h1>Where FP8 hurts</h1><p>{len(d.gemms)} FP8 GEMMs, {kind}; "

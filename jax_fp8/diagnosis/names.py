@@ -16,8 +16,8 @@ _MECHANISMS = re.compile(
     r"rematted_computation|checkpoint|remat|while|body|cond|scan|branch_\d+_fun"
     r"|\w*DotGeneral(_\d+)?(\.\w+)?|EinsumOp(_\d+)?|closed_call|core_call|\s*"
 )
-#: Leaves that name a weight within its layer.
-_LEAVES = re.compile(r"kernel|weight|w|value|raw_value|params|embedding|bias")
+#: Last parts of a path that name a weight within its layer, in the order in which they come off.
+_LEAVES = (re.compile(r"value|raw_value"), re.compile(r"kernel|weight|w|embedding|bias"))
 
 
 def clean_stack(stack: str) -> str:
@@ -57,7 +57,13 @@ def layer_of_path(path: str) -> str:
 
     >>> layer_of_path("params.Block_0.up.kernel"), layer_of_path("w")
     ('Block_0.up', 'w')
+    >>> layer_of_path("attention.value.kernel.value")
+    'attention.value'
     """
     parts = path.split(".")
-    kept = [part for part in parts if not _LEAVES.fullmatch(part)]
-    return ".".join(kept) or path
+    if parts[0] == "params":
+        del parts[0]
+    for leaf in _LEAVES:
+        if len(parts) > 1 and leaf.fullmatch(parts[-1]):
+            del parts[-1]
+    return ".".join(parts) or path

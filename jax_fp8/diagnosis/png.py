@@ -49,10 +49,17 @@ def draw(d: Diagnosis, path: Path) -> Path:
         middle.set(title=f"error of pieces, %\n{worst.name}", xlabel="k", ylabel="row")
         figure.colorbar(image, ax=middle)
     for curve in d.curves:
-        ks, never, promoted = zip(*curve.points, strict=True)
-        (line,) = right.plot(ks, [_drawn(v) for v in never], "o-", label=f"{curve.name}, never")
-        right.plot(ks, [_drawn(v) for v in promoted], "s--", color=line.get_color(), label="at 128")
+        lengths, never, promoted = zip(*curve.points, strict=True)
+        (line,) = right.plot(
+            lengths, [_drawn(v) for v in never], "o-", label=f"{curve.name}, never"
+        )
+        right.plot(
+            lengths, [_drawn(v) for v in promoted], "s--", color=line.get_color(), label="at 128"
+        )
     right.set(title=f"sums on {d.machine}, %", xlabel="K", xscale="log", yscale="log")
+    ks = sorted({point[0] for curve in d.curves for point in curve.points})
+    right.set_xticks(ks, [f"{k}" for k in ks], rotation=60)
+    right.minorticks_off()
     right.legend(fontsize="small")
     figure.savefig(path, dpi=110)
     return path

@@ -179,7 +179,8 @@ def _judge_given_scale(
         yield verdict(
             "static_saturates",
             f"{_size(t.saturated_percent)} % saturate under the given scale {_range(t)}: amax is "
-            f"{t.amax:.3g}, the largest code stands for {fmt.max * t.scale_max:.3g}",
+            f"{t.amax:.3g}, the largest code stands for {fmt.max * t.scale_max:.3g}; row "
+            f"{t.worst_row} is {t.worst_row_percent:.0f} % off",
             f"compute the scale from amax ({computed}): use {call}{better}",
         )
     else:
