@@ -8,6 +8,7 @@ import re
 import sys
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -103,6 +104,22 @@ def test_awkward_diagnoses_have_a_report(tmp_path) -> None:
         check_page(found.to_html(tmp_path / f"{name}.html").read_text("utf-8"))
         assert "Checklist" in str(found)
         json.loads(found.to_json())
+
+
+def test_history_of_a_run_in_the_report(broken, tmp_path) -> None:
+    params, x, y = broken_run()
+    watched = jax.jit(fp8.watch(jax.value_and_grad(broken_training), every=5))
+    history = []
+    for step in range(16):
+        (_, gradient), stats = watched(step, params, x, y)
+        params = jax.tree.map(lambda p, g: p - 50 * g, params, gradient)
+        history.append((step, stats))
+    text = broken.to_html(tmp_path / "report.html", history).read_text("utf-8")
+    words = check_page(text)
+    assert "Over the steps of the run" in words
+    assert "tensor, step051015" in words.replace(" 0", "0")
+    assert "▲" in words  # gate w saturates
+    assert text.index("gate/<wbr/>forward/<wbr/>w") > 0
 
 
 def test_markup_in_names_is_escaped(tmp_path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,22 @@ class Diagnosis:
 
         yield from renderables(self)
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes one HTML file that needs nothing else, and returns its path."""
+    def to_html(
+        self, path: str | Path, history: Sequence[tuple[Any, Mapping[str, Any]]] = ()
+    ) -> Path:
+        """Writes one HTML file that needs nothing else.
+
+        Args:
+          path: file to write.
+          history: (step, stats) as `watch` gave them: adds amax and flushed shares over steps.
+
+        Returns:
+          The path.
+        """
         from jax_fp8.diagnosis.html import as_html
 
         path = Path(path)
-        path.write_text(as_html(self), "utf-8")
+        path.write_text(as_html(self, history), "utf-8")
         return path
 
     def to_png(self, path: str | Path) -> Path:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jax_fp8.diagnosis import svg
 from jax_fp8.diagnosis.checklist import checklist, order_tensors
 from jax_fp8.diagnosis.gemm_stats import PROMOTED_EVERY, GemmStats
+from jax_fp8.diagnosis.history import FLUSH_LIMITS, amax_curves, flush_map, read_history
 from jax_fp8.diagnosis.report import (
     GEMM_COLUMNS,
     TENSOR_COLUMNS,
@@ -37,19 +38,18 @@ FLUSH_COLUMNS: Final = (
     ("input", "wgrad", "x wgrad"),
     ("gradient", "wgrad", "g wgrad"),
 )
-#: Per cent of flushed values from which on a cell of the map has the next colour.
-FLUSH_LIMITS: Final = (0.01, 0.1, 1.0, 5.0, 20.0, 50.0, 90.0)
 _WORDS: Final = {"bad": "Bad", "warn": "Warning", "info": "Good to know", "ok": "OK"}
 
 
-def as_html(d: Diagnosis) -> str:
-    """The whole page."""
+def as_html(d: Diagnosis, records: Sequence[tuple[Any, Mapping[str, Any]]] = ()) -> str:
+    """The whole page; `records` are (step, stats of `watch`)."""
     tensors = order_tensors(d.tensors)
     sections = [
         _head(d),
         _verdicts(d.verdicts),
         _checklist(d),
         _section("Flushed to zero, by layer and tensor", _flush_map(d.tensors), _FLUSH_HELP),
+        _over_steps(records),
         _section("The worst tensors", _pictures(tensors[:PICTURES]), _PICTURE_HELP),
         _section("Rows", _row_curves(d, tensors), _ROWS_HELP),
         _section("Sums against their length", _curves(d), _curve_help(d)),
@@ -160,6 +160,19 @@ def _flush_map(tensors: Sequence[TensorStats]) -> str:
             shown.append(f'<td class="{name}">{_percent(value) if known else ""}</td>')
         rows.append(f"<tr><th>{_breakable(layer)}</th>{''.join(shown)}</tr>")
     return _table(["layer", *(heading for _, _, heading in columns)], rows, "map")
+
+
+def _over_steps(records: Sequence[tuple[Any, Mapping[str, Any]]]) -> str:
+    history = read_history(records)
+    if not history[0]:
+        return ""
+    picture, names = amax_curves(history)
+    figure = (
+        f"<figure><figcaption><strong>amax of the tensors in which it moves most</strong>"
+        f"</figcaption>{picture}{_line_legend(names)}</figure>"
+    )
+    note = "Per cent of the values that became zero, by tensor and step; ▲: some saturated."
+    return _section("Over the steps of the run", flush_map(history) + figure, note)
 
 
 def _pictures(tensors: Sequence[TensorStats]) -> str:

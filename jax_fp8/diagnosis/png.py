@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,12 +51,8 @@ def draw(d: Diagnosis, path: Path) -> Path:
         figure.colorbar(image, ax=middle)
     for curve in d.curves:
         lengths, never, promoted = zip(*curve.points, strict=True)
-        (line,) = right.plot(
-            lengths, [_drawn(v) for v in never], "o-", label=f"{curve.name}, never"
-        )
-        right.plot(
-            lengths, [_drawn(v) for v in promoted], "s--", color=line.get_color(), label="at 128"
-        )
+        (line,) = right.plot(lengths, _drawn(never), "o-", label=f"{curve.name}, never")
+        right.plot(lengths, _drawn(promoted), "s--", color=line.get_color(), label="at 128")
     right.set(title=f"sums on {d.machine}, %", xlabel="K", xscale="log", yscale="log")
     ks = sorted({point[0] for curve in d.curves for point in curve.points})
     right.set_xticks(ks, [f"{k}" for k in ks], rotation=60)
@@ -65,5 +62,5 @@ def draw(d: Diagnosis, path: Path) -> Path:
     return path
 
 
-def _drawn(value: float) -> float:
-    return math.nan if math.isnan(value) else max(value, 1e-4)
+def _drawn(values: Sequence[float]) -> list[float]:
+    return [math.nan if math.isnan(v) else max(v, 1e-4) for v in values]

@@ -10,7 +10,14 @@ from typing import Final
 from jax_fp8 import formats
 from jax_fp8.diagnosis.stats import TensorStats
 
-__all__ = ["HEAT_LIMITS", "error_curve", "exponent_histogram", "heat_map", "row_error_curves"]
+__all__ = [
+    "HEAT_LIMITS",
+    "error_curve",
+    "exponent_histogram",
+    "heat_map",
+    "row_error_curves",
+    "step_curves",
+]
 
 WIDTH, HEIGHT = 360, 210
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 14, 44
@@ -182,3 +189,19 @@ def row_error_curves(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
             [(points[0][0], 0.0), *points, (high, 100.0)] if points else [], f"line s{number}"
         )
     return axes.svg("Distribution of row errors")
+
+
+def step_curves(steps: Sequence[int], curves: Sequence[Sequence[tuple[float, float]]]) -> str:
+    """log2 of amax over steps, a line for each tensor."""
+    values = [y for curve in curves for _, y in curve]
+    if not values:
+        return ""
+    low, high = math.floor(min(values)), math.floor(max(values)) + 1
+    axes = _Axes((float(steps[0]), float(max(steps[-1], steps[0] + 1))), (low, high))
+    every = max(1, round((high - low) / 5))
+    axes.ticks_y([(float(e), f"2^{e}") for e in range(low, high + 1, every)])
+    shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
+    axes.ticks_x([(float(step), f"{step}") for step in shown], "step; amax")
+    for number, curve in enumerate(curves):
+        axes.line(curve, f"line s{number}")
+    return axes.svg("amax over steps")

@@ -1,12 +1,14 @@
 """`watch`: cheap statistics of what is quantised, on every n-th step of a training run.
 
 The watched function is compiled twice into one program, with and without statistics, and a
-condition on the step chooses: steps in between cost nothing but the condition.
+condition on the step chooses. All statistics are one array: as a result of a jitted function, each
+scalar of its own would cost some microseconds on every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
@@ -20,7 +22,7 @@ from jax_fp8.diagnosis.interpreter import Interpreter, Key, Tapped, Tracked
 from jax_fp8.diagnosis.names import layer_of_path
 from jax_fp8.diagnosis.program import named_leaves
 
-__all__ = ["STATISTICS", "watch"]
+__all__ = ["STATISTICS", "Stats", "watch"]
 
 Array = jax.Array
 
@@ -39,8 +41,8 @@ def watch(fn: Callable[..., Any], *, every: int = 100) -> Callable[..., Any]:
       every: steps from one measurement to the next.
 
     Returns:
-      Function of (step, *args) that returns (fn(*args), stats). `stats` is a dict of float32
-      scalars for any logger: "sampled" is 1 on steps that measured, and there
+      Function of (step, *args) that returns (fn(*args), stats). `stats` is a mapping: `dict(stats)`
+      is a plain dict of scalars for any logger. "sampled" is 1 on steps that measured, and there
       "layer/direction/tensor/statistic" holds amax, flushed_percent (nonzero values that became 0),
       saturated_percent (values that round above the largest code) and non_finite (a count).
       On other steps all of these are NaN.
@@ -58,7 +60,7 @@ def watch(fn: Callable[..., Any], *, every: int = 100) -> Callable[..., Any]:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"watch: every is {every!r}; it must be an integer >= 1")
 
-    def watched(step: jax.typing.ArrayLike, *args: Any) -> tuple[Any, dict[str, Array]]:
+    def watched(step: jax.typing.ArrayLike, *args: Any) -> tuple[Any, Stats]:
         leaves, names, tree = named_leaves(fn, args)
 
         def flat(*leaves: Any) -> Any:
@@ -67,26 +69,53 @@ def watch(fn: Callable[..., Any], *, every: int = 100) -> Callable[..., Any]:
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*leaves)
         interpreter = Interpreter(_keep, shadows=False)
 
-        def with_statistics(leaves: list[Any]) -> tuple[list[Any], dict[str, Array]]:
+        def measured(leaves: list[Any]) -> tuple[list[Any], Stats]:
             operands = [Tracked(x, path=name) for x, name in zip(leaves, names, strict=True)]
             out, taps = interpreter.evaluate(closed, operands)
-            return [x.value for x in out], _statistics(taps, interpreter.roles)
+            found = {"sampled": jnp.float32(1), **_statistics(taps, interpreter.roles)}
+            return [x.value for x in out], Stats(jnp.stack(list(found.values())), tuple(found))
 
-        _, measured = jax.eval_shape(with_statistics, leaves)
+        _, kept = jax.eval_shape(measured, leaves)
 
-        def without(leaves: list[Any]) -> tuple[list[Any], dict[str, Array]]:
-            return list(jaxpr_as_fun(closed)(*leaves)), {
-                name: jnp.full((), jnp.nan, jnp.float32) for name in measured
-            }
+        def unmeasured(leaves: list[Any]) -> tuple[list[Any], Stats]:
+            values = np.full(kept.array.shape, np.nan, np.float32)
+            values[0] = 0  # "sampled"
+            return list(jaxpr_as_fun(closed)(*leaves)), dataclasses.replace(
+                kept, array=jnp.asarray(values)
+            )
 
         now = jnp.asarray(step) % every == 0
-        out, stats = jax.lax.cond(now, with_statistics, without, leaves)
-        return jax.tree.unflatten(jax.tree.structure(shape), out), {
-            "sampled": now.astype(jnp.float32),
-            **stats,
-        }
+        out, stats = jax.lax.cond(now, measured, unmeasured, leaves)
+        return jax.tree.unflatten(jax.tree.structure(shape), out), stats
 
     return watched
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stats(Mapping[str, Any]):
+    """Statistics by name, in one array; a pytree. Under scan each has the loop's dim in front.
+
+    Attributes:
+      array: float32 (..., number of statistics).
+      names: of the last dim.
+    """
+
+    array: Any
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.names:
+            raise KeyError(name)
+        is_traced = isinstance(self.array, jax.core.Tracer)
+        values = self.array if is_traced else np.asarray(self.array)
+        return values[..., self.names.index(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def _keep(
