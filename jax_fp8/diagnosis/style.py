@@ -47,6 +47,7 @@ th:first-child{text-align:left;position:sticky;left:0;background:var(--card);whi
 min-width:8.5rem;max-width:16rem;overflow-wrap:anywhere;font-weight:600}
 tbody tr:last-child>*{border-bottom:0}.chosen>*{background:var(--okbg)!important}
 table.map{width:auto}table.map td{min-width:4.2rem;text-align:center}
+table.map thead th+th{text-align:center}
 table.map.steps td,table.map.steps thead th{min-width:2.6rem;padding:.2rem .3rem}
 figure{margin:.6rem 0;background:var(--card);border:1px solid var(--line);border-radius:.4rem;
 padding:.6rem;min-width:0}
