@@ -131,9 +131,10 @@ def study_gemm(g: Gemm, machine: str = DEFAULT_MACHINE) -> GemmStats:
     in_use = _accumulate(problems, "fp32" if used == "native" else used, interval)
     known = all(p.known for p in problems)
     tried = what_if(g, problems) if known else ()
-    quantization = errors(codes, exact)
+    even = stack([p.even for p in problems])
+    quantization = errors(codes, exact, even)
     finest = min((row.evened for row in tried if row.recipe != BFLOAT16_GRADIENT), default=math.nan)
-    total = errors(stack([p.out for p in problems]), exact)
+    total = errors(stack([p.out for p in problems]), exact, even)
     return GemmStats(
         layer=g.layer,
         direction=g.direction,

@@ -31,8 +31,8 @@ class Errors:
 
     Attributes:
       frobenius: ‖e‖ / ‖C‖.
-      evened: the same after each column of C was divided by its median magnitude, then each row by
-        its norm, in e and C: every row counts the same, no huge row or column hides the others.
+      evened: the same with e and C divided by the norms of the operands' rows, ‖lhs row m‖ and
+        ‖rhs row n‖: every row and column counts the same, and no huge one hides the others.
       worst_row: largest ‖e‖ / ‖C‖ of a row or column.
       median: median |e| / |C| of single results.
       bias: mean(e · sign C) / mean |C|; negative where results are too small.
@@ -45,8 +45,8 @@ class Errors:
     bias: float
 
 
-def errors(result: Array, exact: Array) -> Errors:
-    """Errors of (batch, m, n) results.
+def errors(result: Array, exact: Array, even: Array | float = 1.0) -> Errors:
+    """Errors of (batch, m, n) results; `even` are the weights of `Errors.evened`.
 
     >>> errors(np.array([[[2.02, 1.0]]]), np.array([[[2.0, 1.0]]])).worst_row
     1.0
@@ -57,23 +57,11 @@ def errors(result: Array, exact: Array) -> Errors:
         relative = np.abs(e[size > 0]) / size[size > 0]
         return Errors(
             frobenius=100 * safe(np.linalg.norm(e), np.linalg.norm(exact)),
-            evened=_evened(e, exact),
+            evened=100 * safe(np.linalg.norm(e * even), np.linalg.norm(exact * even)),
             worst_row=round(float(max(rows.max(initial=0), columns.max(initial=0))), 6),
             median=100 * float(np.median(relative)) if relative.size else 0.0,
             bias=100 * safe(np.mean(e * np.sign(exact)), np.mean(size)),
         )
-
-
-def _evened(e: Array, exact: Array) -> float:
-    # The median of a column, as one huge row must not set the size of all columns.
-    e, exact = _divided(e, exact, np.median(np.abs(exact), axis=-2, keepdims=True))
-    e, exact = _divided(e, exact, np.linalg.norm(exact, axis=-1, keepdims=True))
-    return 100 * safe(np.linalg.norm(e), np.linalg.norm(exact))
-
-
-def _divided(e: Array, exact: Array, sizes: Array) -> tuple[Array, Array]:
-    factors = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)
-    return e * factors, exact * factors
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,6 +107,13 @@ class Problem:
         lhs, rhs = (x.astype(np.float64) for x in self.operands)
         with np.errstate(all="ignore"):
             return lhs @ rhs.T
+
+    @property
+    def even(self) -> Array:
+        """Weights of the results that make all rows and columns count the same."""
+        norms = [np.linalg.norm(x.astype(np.float64), axis=1) for x in self.operands]
+        weights = [np.divide(1.0, n, out=np.zeros_like(n), where=n > 0) for n in norms]
+        return np.outer(weights[0], weights[1])
 
     @staticmethod
     def of(sides: list[tuple[Array, Array]], like: Problem) -> Problem:

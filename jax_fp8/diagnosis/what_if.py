@@ -72,12 +72,17 @@ def what_if(g: Gemm, problems: list[Problem]) -> tuple[WhatIf, ...]:
         tried.append(WhatIf(name, found.frobenius, found.evened, found.median, flushed, size))
     if g.direction == "wgrad":
         rounded = [_bfloat16(p.operands[0]) @ _bfloat16(p.operands[1]).T for p in problems]
-        found = errors(stack(rounded), stack([p.exact for p in problems]))
+        found = _errors(rounded, problems)
         size = 2 * sum(x.codes.size for x in (g.lhs, g.rhs))
         tried.append(
             WhatIf(BFLOAT16_GRADIENT, found.frobenius, found.evened, found.median, 0.0, size)
         )
     return tuple(tried)
+
+
+def _errors(results: list[Array], problems: list[Problem]) -> Errors:
+    exact, even = (stack([getattr(p, name) for p in problems]) for name in ("exact", "even"))
+    return errors(stack(results), exact, even)
 
 
 def _bfloat16(x: Array) -> Array:
@@ -110,7 +115,7 @@ def _with_tiles(
             sides.append(real)
         with np.errstate(all="ignore"):
             results.append(sides[0] @ sides[1].T)
-    return errors(stack(results), stack([p.exact for p in problems])), float(max(flushed))
+    return _errors(results, problems), float(max(flushed))
 
 
 def _extra_bytes(x: Operand, tile: Tile, power_of_two: bool) -> int:
