@@ -10,7 +10,6 @@ operand, scales included, are 1 (shared) or the output's.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -352,37 +351,3 @@ def _reference(
 
 
 lowering.register_lowerings(gemm_p, "gemm", _target, _reference)
-
-
-def fold_batch_into_axis(x: Matrix, axis: int, dims: tuple[int, ...]) -> Matrix:
-    """Moves batch dims into a matrix axis, so that contracting the axis also sums over them.
-
-    Args:
-      x: (*b, r, c).
-      axis: -1 or -2.
-      dims: negative batch dims; a scale that has size 1 there is repeated.
-
-    Returns:
-      Matrix whose dims `dims` have size 1 and whose `axis` is as many times longer. Each example is
-      padded to whole tiles, so that no tile straddles two examples.
-    """
-    if not dims:
-        return x
-    values, ndim = x.values, x.values.ndim
-    tile = min(x.tile[axis], max(values.shape[axis], 1))
-    if tail := -values.shape[axis] % tile:
-        values = jnp.pad(values, [(0, tail if i == ndim + axis else 0) for i in range(ndim)])
-    folded = {ndim + d for d in dims}
-    scale = jnp.broadcast_to(
-        x.scale, [values.shape[i] if i in folded else s for i, s in enumerate(x.scale.shape)]
-    )
-    order = [i for i in range(ndim) if i not in folded]
-    at = order.index(ndim + axis)
-    order[at:at] = sorted(folded)
-
-    def fold(y: Array) -> Array:
-        shape = [1 if i in folded else size for i, size in enumerate(y.shape)]
-        shape[axis] = y.shape[axis] * math.prod(y.shape[i] for i in folded)
-        return y.transpose(order).reshape(shape)
-
-    return Matrix(fold(values), fold(scale), (x.tile[0], tile) if axis == -1 else (tile, x.tile[1]))

@@ -27,7 +27,8 @@ from jax.interpreters import ad, batching, mlir
 from jax_fp8 import primitive
 from jax_fp8._compat import zero_tangent
 from jax_fp8.contraction import Contraction, cotangent_axis, dense, in_memory_order, other_axis
-from jax_fp8.gemm import Matrix, fold_batch_into_axis, gemm
+from jax_fp8.fold import fold_batch_into_axis, folded_length
+from jax_fp8.gemm import Matrix, gemm
 from jax_fp8.reference import expand_scale
 
 __all__ = ["gradient_p", "sides_of", "tangent_p"]
@@ -149,9 +150,10 @@ def _fp8_gradient(
     if reduced:  # the GEMM sums over these batch dims too
         fixed = _repeat_batch(fixed, g.values.shape, reduced)
     g_axis, fixed_axis = cotangent_axis(s), other_axis(c.axes[1 - s])
+    length = folded_length(g.values.shape[g_axis], g.tile[g_axis], fixed.tile[fixed_axis])
     (lhs, lhs_axis), (rhs, rhs_axis) = in_memory_order(
-        (fold_batch_into_axis(g, g_axis, reduced), g_axis),
-        (fold_batch_into_axis(fixed, fixed_axis, reduced), fixed_axis),
+        (fold_batch_into_axis(g, g_axis, reduced, length), g_axis),
+        (fold_batch_into_axis(fixed, fixed_axis, reduced, length), fixed_axis),
         c.axes[s],
     )
     return gemm(lhs, lhs_axis, rhs, rhs_axis, out_dtype=dtype, execution=c.gradient_execution(s))

@@ -11,7 +11,7 @@ import pytest
 
 import jax_fp8 as fp8
 from jax_fp8 import __main__ as cli
-from jax_fp8 import lowering
+from jax_fp8 import lowering, recipes
 from jax_fp8.emulation import tables
 from jax_fp8.testing import command as gradcheck_command
 

@@ -5,6 +5,7 @@ JAX_FP8_GRADCHECK_SEEDS sets how many random cases there are (200 take some minu
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 
@@ -258,3 +259,18 @@ def test_case_of_takes_a_cotangent() -> None:
     whole = case_of(fp8.matmul, x, w, intent_of(None, fp8.matmul, x, w), g=g)
     assert report_of(whole, ("C3", "C4", "C5")).passed
     np.testing.assert_array_equal(whole.g, g)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedScaling(fp8.Recipe):
+    """Tiles that end at other places of k for inputs than for gradients."""
+
+    tiles = {"input": (1, 48), "weight": (128, 128), "gradient": (1, 64)}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("m", [1, 47, 48, 50, 64, 130, 200])
+def test_gradient_of_a_shared_weight_adds_examples_whose_tiles_end_at_other_places(m: int) -> None:
+    rng = np.random.default_rng(m)
+    x = rng.standard_normal((3, m, 40)).astype(np.float32)
+    w = rng.standard_normal((1, 40, 10)).astype(np.float32)
+    check_vjp(fp8.matmul, (x, w), recipe=MixedScaling(), checks="C3,C5")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jax_fp8.diagnosis.checklist import order_tensors
-from jax_fp8.emulation.plot import require_matplotlib
+from jax_fp8.emulation.plot import check_path
 
 if TYPE_CHECKING:
     from jax_fp8.diagnosis.diagnose import Diagnosis
@@ -23,8 +23,9 @@ def draw(d: Diagnosis, path: Path) -> Path:
 
     Raises:
       ImportError: matplotlib is not installed.
+      ValueError: there is no such folder, or the suffix is no picture's.
     """
-    require_matplotlib()
+    check_path(Path(path))
     from matplotlib.figure import Figure
 
     tensors = order_tensors(d.tensors)

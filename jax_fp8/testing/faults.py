@@ -18,7 +18,8 @@ import numpy as np
 from jax_fp8 import formats
 from jax_fp8.config import Execution
 from jax_fp8.contraction import Contraction, cotangent_axis, dense, in_memory_order, other_axis
-from jax_fp8.gemm import Matrix, fold_batch_into_axis, gemm
+from jax_fp8.fold import fold_batch_into_axis, folded_length
+from jax_fp8.gemm import Matrix, gemm
 from jax_fp8.quantize_primitive import quantize_matrix
 from jax_fp8.reference import expand_scale
 from jax_fp8.testing.form import Form, form_of
@@ -281,9 +282,10 @@ def _multiply(fault: Fault, what: _Gradient, reduced: tuple[int, ...], dtype: An
             jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (fixed.values, fixed.scale)
         )
         fixed = Matrix(values, scale, fixed.tile)
+    length = folded_length(fixed.values.shape[-2], what.g.tile[axis], fixed.tile[-2])
     (lhs, lhs_axis), (rhs, rhs_axis) = in_memory_order(
-        (fold_batch_into_axis(what.g, axis, reduced), axis),
-        (fold_batch_into_axis(fixed, -2, reduced), -2),
+        (fold_batch_into_axis(what.g, axis, reduced, length), axis),
+        (fold_batch_into_axis(fixed, -2, reduced, length), -2),
         -1,
     )
     return gemm(lhs, lhs_axis, rhs, rhs_axis, out_dtype=dtype, execution=what.execution)
