@@ -235,17 +235,27 @@ class Product:
     def _folded(self, x: Operand) -> tuple[Array, Array, tuple[int, int]]:
         """Codes, scale and tile with the batch dims that are summed over laid along k.
 
-        Each example is padded to whole tiles, so that no tile straddles two examples.
+        Each example is padded to where tiles of both operands end, so that no tile straddles two
+        examples; a tile that covers all of an example covers the padding too.
         """
         codes, scale = x.quantised
         if not self.reduced:
             return codes, scale, x.tile
+        size = codes.shape[-1]
+        unit = math.lcm(*(y.tile[1] for y in (self.a, self.b) if y.tile[1] < size))
+        padded = math.ceil(size / unit) * unit
+        tile = (x.tile[0], x.tile[1] if x.tile[1] < size else padded)
         shape = np.broadcast_shapes(self.a.real.shape[:-2], self.b.real.shape[:-2])
         codes = np.broadcast_to(codes, (*shape, *codes.shape[-2:]))
         scale = np.broadcast_to(scale, (*shape, *scale.shape[-2:]))
-        pad = [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % x.tile[1])]
-        codes = np.pad(codes.view(np.uint8), pad).view(codes.dtype)
-        return _lay_along_k(codes, self.reduced), _lay_along_k(scale, self.reduced), x.tile
+        codes = np.pad(codes.view(np.uint8), _behind(codes, padded)).view(codes.dtype)
+        scale = np.pad(scale, _behind(scale, padded // tile[1]))
+        return _lay_along_k(codes, self.reduced), _lay_along_k(scale, self.reduced), tile
+
+
+def _behind(x: Array, size: int) -> list[tuple[int, int]]:
+    """Padding of the last dim up to `size`."""
+    return [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])]
 
 
 def _lay_along_k(x: Array, dims: Axes) -> Array:
