@@ -56,6 +56,17 @@ def test_digits_are_learnt_in_fp8_about_as_well_as_in_f32(run, name, baseline, r
             assert own_accuracy == pytest.approx(accuracy, abs=3)
 
 
+def test_diagnosis_of_a_broken_run_names_what_stalls_it(run, tmp_path) -> None:
+    output = run("diagnose_broken_run.py", "--steps", "100", "--out", str(tmp_path))
+    losses = {name: last for name, (_, last) in rows_of(output).items()}
+    best, broken, mended = losses.values()
+    assert best < mended < 0.6 * broken
+    verdicts = [line.strip() for line in output.splitlines() if " → " in line]
+    assert verdicts[0].startswith("BAD down w (forward, dgrad): 11 % saturate")
+    assert "use TensorScaling()" in verdicts[0]
+    assert (tmp_path / "report.html").exists()
+
+
 def test_custom_recipe_orders_recipes_by_what_shares_a_scale_with_outliers(run) -> None:
     rows = rows_of(run("custom_recipe.py", "--size", "512"))
     flushed, x_error, product, dx, dw = range(5)
