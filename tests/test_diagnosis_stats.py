@@ -11,7 +11,7 @@ import pytest
 import jax_fp8 as fp8
 from diagnosis_data import WEIGHTS, K, M, normal, product, row_spread, spike
 from jax_fp8.diagnosis.capture import Operand, capture
-from jax_fp8.diagnosis.gemm_stats import error_against_k, study_gemm
+from jax_fp8.diagnosis.gemm_stats import Accumulation, error_against_k, longest_interval, study_gemm
 from jax_fp8.diagnosis.problems import errors
 from jax_fp8.diagnosis.stats import THRESHOLDS, TensorStats, sample_rows, study
 from jax_fp8.diagnosis.what_if import WhatIf, cheapest
@@ -243,6 +243,23 @@ def test_accumulation_errors_are_those_of_the_study(interval: int | None) -> Non
     assert found.run(interval).bias == pytest.approx(row.bias, rel=0.1)
     assert found.runs[0].machine == "exact"
     assert found.runs[0].error < 1e-5
+
+
+def test_the_interval_named_is_the_longest_that_costs_little_beside_quantisation() -> None:
+    zero_mean = gemm_stats(normal(32, 2048), fp8.TensorScaling(), normal(2048, 32))
+    assert zero_mean.run(None).error < 0.1 * zero_mean.quantization.frobenius
+    assert zero_mean.promote_every is None
+    x = np.random.default_rng(0).random((64, 2048)).astype(np.float32)
+    one_sign = gemm_stats(x, fp8.TensorScaling(), x.T.copy())
+    assert one_sign.run(512).error > 0.1 * one_sign.quantization.frobenius
+    assert one_sign.promote_every == 128
+    for scale, expected in ((0.5, None), (4.0, 512), (40.0, 128)):
+        errors_by_interval = {None: 1.0, 512: 0.2, 128: 0.1}
+        runs = [
+            Accumulation("hopper_wgmma", interval, scale * error, 0.0)
+            for interval, error in errors_by_interval.items()
+        ]
+        assert longest_interval(runs, 10.0) == expected
 
 
 def test_the_run_in_use_is_that_of_the_program() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -35,13 +36,17 @@ from jax_fp8.emulation.overflow import OverflowWarning
 from jax_fp8.gemm import Matrix, gemm
 from jax_fp8.testing.oracle import quantize_np
 
-__all__ = ["Accumulation", "GemmStats", "error_against_k", "study_gemm"]
+__all__ = ["Accumulation", "GemmStats", "error_against_k", "longest_interval", "study_gemm"]
 
 Array = npt.NDArray[Any]
 
 DEFAULT_MACHINE: Final = "hopper_wgmma"
 #: Interval of the run that is promoted (DeepSeek-V3, arXiv 2412.19437).
 PROMOTED_EVERY: Final = 128
+#: Intervals tried, the cheapest first: None is never.
+INTERVALS: Final = (None, 512, PROMOTED_EVERY)
+#: Sums may be off by this share of what quantisation is: both together then grow by 0.5 %.
+SMALL_SHARE: Final = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,9 @@ class GemmStats:
       granularity: what the finest scales tried would save of `quantization.evened`; the rest is the
         format's own rounding.
       accumulation: as it was run, against the exact product of the codes.
-      runs: the same codes with an exact accumulator, promoted, and never promoted.
+      runs: the same codes with an exact accumulator, and with each interval of `INTERVALS`.
+      promote_every: the longest interval whose error is a tenth of quantisation's or less, None if
+        sums need not be promoted at all; 128 if none is that good.
       in_use: machine and interval that the program ran with.
       what_if: recipes tried.
       cheapest: the cheapest recipe within 1.2 times the best, see `cheapest`.
@@ -97,6 +104,7 @@ class GemmStats:
     granularity: float
     accumulation: float
     runs: tuple[Accumulation, ...]
+    promote_every: int | None
     in_use: Accumulation
     what_if: tuple[WhatIf, ...]
     cheapest: str
@@ -124,7 +132,7 @@ def study_gemm(g: Gemm, machine: str = DEFAULT_MACHINE) -> GemmStats:
     exact, codes = stack([p.exact for p in problems]), stack([p.product for p in problems])
     runs = tuple(
         _accumulate(problems, name, interval)
-        for name, interval in (("exact", None), (machine, PROMOTED_EVERY), (machine, None))
+        for name, interval in (("exact", None), *((machine, interval) for interval in INTERVALS))
     )
     used = g.execution.accumulation
     interval = g.execution.promotion_interval or None
@@ -150,6 +158,9 @@ def study_gemm(g: Gemm, machine: str = DEFAULT_MACHINE) -> GemmStats:
         granularity=max(0.0, quantization.evened - finest) if known else math.nan,
         accumulation=in_use.error,
         runs=runs,
+        promote_every=longest_interval(
+            runs[1:], quantization.frobenius if known else _expected(first)
+        ),
         in_use=in_use,
         what_if=tried,
         cheapest=cheapest(tried),
@@ -199,6 +210,12 @@ def _accumulate(problems: list[Problem], machine: str, interval: int | None) -> 
         results.append(np.asarray(out, np.float64))
     found = errors(stack(results), stack([p.product for p in problems]))
     return Accumulation(machine, interval, found.frobenius, found.bias)
+
+
+def longest_interval(runs: Sequence[Accumulation], quantization: float) -> int | None:
+    """Interval of the first of `runs` that costs little beside quantisation, else of the last."""
+    good = (run for run in runs if run.error <= SMALL_SHARE * quantization)
+    return next(good, runs[-1]).interval
 
 
 # --- Helpers --------------------------------------------------------------------------------------

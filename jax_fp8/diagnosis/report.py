@@ -50,7 +50,8 @@ ON_TERMINAL: Final = {
 }  # fmt: skip
 GEMM_COLUMNS: Final = (
     "GEMM", "M×N×K", "error %", "average row %", "expected %", "finer scales save",
-    "sums as run %", f"promoted {PROMOTED_EVERY} %", "never promoted %", "cheapest good recipe",
+    "sums as run %", f"promoted {PROMOTED_EVERY} %", "never promoted %", "promote every",
+    "cheapest good recipe",
 )  # fmt: skip
 
 
@@ -153,6 +154,7 @@ def gemm_cells(g: GemmStats) -> list[str]:
         number(g.in_use.error),
         number(g.run(PROMOTED_EVERY).error),
         number(g.run(None).error),
+        "not needed" if g.promote_every is None else str(g.promote_every),
         g.cheapest,
     ]
 
