@@ -12,6 +12,7 @@ import pytest
 
 import jax_fp8 as fp8
 from jax_fp8.testing import check_gradients
+from jax_fp8.testing.captured import values_of
 from jax_fp8.testing.model import gemms_of
 
 
@@ -46,6 +47,7 @@ def test_every_gemm_of_a_flax_module_is_checked_under_its_name():
     assert all({r.verdict for r in own} == {"passed"} for _, own in report.gemms)
     assert 0.99 < report.whole.value < 0.99999
     assert "up" in str(report)
+    assert report.data == ("its own values", "its own values")
 
 
 def test_a_recipe_that_a_module_does_not_follow_is_found():
@@ -77,6 +79,7 @@ def test_gemms_inside_scan_remat_cond_and_jit_are_found():
     report = check_gradients(loss, weights, checks="C4,C5")
     assert report.passed
     assert len(report.gemms) == 3
+    assert "its own values" in report.data
     assert "cannot be replayed in float64" in report.whole.not_applicable
 
 
@@ -98,3 +101,35 @@ def test_a_gemm_is_a_value():
     loss, params = loss_of(fp8.TensorScaling())
     gemm = gemms_of(loss, params)[0]
     assert dataclasses.replace(gemm, name="other").signature == gemm.signature
+
+
+@pytest.mark.parametrize("equation", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "bmk,bkn->bmn"])
+@pytest.mark.parametrize("size_n", [5, 6])
+def test_gemms_are_checked_on_the_values_that_the_function_gives_them(equation, size_n):
+    sizes = {"b": 2, "m": 6, "k": 40, "n": size_n}
+    lhs, rhs, out = (
+        normal(i, *(sizes[name] for name in names))
+        for i, names in enumerate(equation.replace("->", ",").split(","))
+    )
+
+    def loss(w, x):
+        return jnp.sum(fp8.einsum(equation, x, w) * out)
+
+    (own,) = values_of(loss, rhs, lhs)
+    (gemm,) = gemms_of(loss, rhs, lhs)
+    x, w, g = own.laid_out(gemm.contraction, gemm.lhs, gemm.rhs)
+    np.testing.assert_array_equal(x, lhs)
+    np.testing.assert_array_equal(w, rhs)
+    np.testing.assert_array_equal(g, out)
+    longer = jax.ShapeDtypeStruct(tuple(2 * size for size in gemm.lhs.shape), np.float32)
+    assert own.laid_out(gemm.contraction, longer, gemm.rhs) is None
+    assert check_gradients(loss, rhs, lhs, checks="C4,C5").data == ("its own values",)
+
+
+def test_values_that_say_nothing_are_replaced():
+    def loss(w, x):
+        return jnp.sum(fp8.matmul(x, w))
+
+    for x in (np.zeros((4, 32), np.float32), np.full((4, 32), np.inf, np.float32)):
+        report = check_gradients(loss, normal(0, 32, 8), x, checks="C4,C5")
+        assert report.data == ("random values",)

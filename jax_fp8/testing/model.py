@@ -1,8 +1,9 @@
 """check_gradients: the gradient checks on every FP8 GEMM of a whole function, such as a loss.
 
-The function is traced, not run: each FP8 GEMM in the jaxpr of its tangent, also inside jit, scan,
-remat and cond, is checked by itself on random data of its shape and dtypes. One number is about the
-whole: the cosine between the gradient and that of the same function in float64 without quantisers.
+Each FP8 GEMM in the jaxpr of the function's tangent, also inside jit, scan, remat and cond, is
+checked by itself, on the very values that the function gives it, or where those are not seen on
+random ones of its shape and dtypes. One number is about the whole: the cosine between the gradient
+and that of the same function in float64 without quantisers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jax_fp8.autodiff import contract
 from jax_fp8.contraction import Contraction
 from jax_fp8.linear import sides_of, tangent_p
 from jax_fp8.recipes import Recipe
+from jax_fp8.testing.captured import Values, values_of
 from jax_fp8.testing.case import Op
 from jax_fp8.testing.products import Intent
 from jax_fp8.testing.replay import identity
@@ -55,10 +57,17 @@ class Gemm:
 
 @dataclasses.dataclass(frozen=True)
 class ModelReport:
-    """Reports by GEMM, and the cosine of the whole gradient."""
+    """Reports by GEMM, and the cosine of the whole gradient.
+
+    Attributes:
+      gemms: each kind of GEMM with its report.
+      whole: C8.
+      data: for each of `gemms` what it was checked on: "its own values" or "random values".
+    """
 
     gemms: tuple[tuple[Gemm, VjpReport], ...]
     whole: CheckResult
+    data: tuple[str, ...]
 
     @property
     def passed(self) -> bool:
@@ -67,8 +76,8 @@ class ModelReport:
 
     def __str__(self) -> str:
         parts = [
-            f"{gemm.name}: {list(gemm.lhs.shape)} · {list(gemm.rhs.shape)}\n{report}"
-            for gemm, report in self.gemms
+            f"{gemm.name}: {list(gemm.lhs.shape)} · {list(gemm.rhs.shape)}, {data}\n{report}"
+            for (gemm, report), data in zip(self.gemms, self.data, strict=True)
         ]
         return "\n".join([*parts, str(self.whole)])
 
@@ -107,10 +116,15 @@ def check_gradients(
     found = {gemm.signature: gemm for gemm in reversed(gemms_of(fn, *args))}
     if not found:
         raise ValueError("check_gradients: nothing that is differentiated is an FP8 GEMM")
+    values = values_of(fn, *args)
+    kinds = list(reversed(found.values()))
+    own = [_own_values(gemm, values) for gemm in kinds]
     gemms = tuple(
-        (gemm, _report(gemm, recipe, ids, seed)) for gemm in reversed(list(found.values()))
+        (gemm, _report(gemm, arrays, recipe, ids, seed))
+        for gemm, arrays in zip(kinds, own, strict=True)
     )
-    report = ModelReport(gemms, _cosine(fn, *args))
+    data = tuple("random values" if arrays is None else "its own values" for arrays in own)
+    report = ModelReport(gemms, _cosine(fn, *args), data)
     if not report.passed:
         texts = [
             f"{gemm.name}: {failure}" for gemm, own in gemms for failure in own.failures
@@ -154,14 +168,24 @@ def _gemm(eqn: Any, name: str) -> Gemm:
     return Gemm(name or "gemm", contraction, lhs, rhs)
 
 
-def _report(gemm: Gemm, recipe: Recipe | None, ids: Sequence[str], seed: int) -> VjpReport:
+def _own_values(gemm: Gemm, values: Sequence[Values]) -> tuple[Any, Any, Any] | None:
+    """The values of the first run of this kind of GEMM, if they were seen."""
+    laid_out = (own.laid_out(gemm.contraction, gemm.lhs, gemm.rhs) for own in values)
+    return next((arrays for arrays in laid_out if arrays is not None), None)
+
+
+def _report(
+    gemm: Gemm, own: tuple[Any, Any, Any] | None, recipe: Recipe | None, ids: Sequence[str],
+    seed: int,
+) -> VjpReport:  # fmt: skip
     rng, c = np.random.default_rng(seed), gemm.contraction
     k = max(gemm.lhs.shape[c.axes[0]], 1)
     x = rng.standard_normal(gemm.lhs.shape).astype(gemm.lhs.dtype)
     w = (rng.standard_normal(gemm.rhs.shape) / math.sqrt(k)).astype(gemm.rhs.dtype)
+    x, w, g = own or (x, w, None)
     key = jax.random.key(seed, impl=c.key_impl) if c.key_impl else None
     intent = Intent(recipe or c.recipe, c.roles, c.executions, key)
-    return report_of(case_of(_op_of(c), x, w, intent, seed=seed), ids)
+    return report_of(case_of(_op_of(c), x, w, intent, g=g, seed=seed), ids)
 
 
 def _op_of(c: Contraction) -> Op:
