@@ -133,3 +133,14 @@ def test_values_that_say_nothing_are_replaced():
     for x in (np.zeros((4, 32), np.float32), np.full((4, 32), np.inf, np.float32)):
         report = check_gradients(loss, normal(0, 32, 8), x, checks="C4,C5")
         assert report.data == ("random values",)
+
+
+def test_the_gradient_of_an_embedding_is_replayed_in_float64():
+    tokens = np.array([[0, 3, 3, 1], [2, 0, 1, 1]])
+
+    def loss(params):
+        x = params["embedding"][tokens].at[:, 0].set(1.0)
+        return jnp.mean(jnp.tanh(fp8.matmul(x, params["w"])) ** 2)
+
+    report = check_gradients(loss, {"embedding": normal(0, 4, 64), "w": normal(1, 64, 16) / 8})
+    assert 0.99 < report.whole.value < 0.99999

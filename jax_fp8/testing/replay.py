@@ -34,6 +34,12 @@ _CALLS: Final = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint"}
     | {"custom_vjp_call_jaxpr", "remat", "remat2"}
 )
+#: Primitives that hold how they combine two numbers, made anew for float64.
+_SCATTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "scatter": jax.lax.scatter,
+    "scatter-add": jax.lax.scatter_add,
+    "scatter_add": jax.lax.scatter_add,
+}
 #: Parameters that say which dtype a result has.
 _DTYPES: Final = ("new_dtype", "preferred_element_type", "dtype")
 
@@ -101,6 +107,9 @@ def _apply(eqn: Any, operands: list[Any], rules: Rules) -> Sequence[Any]:
         if not hasattr(called, "consts"):
             called = core.ClosedJaxpr(called, ())
         return _evaluate(called, operands, rules)
+    elif primitive.name in _SCATTERS:
+        how = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
+        out = _SCATTERS[primitive.name](*operands, params["dimension_numbers"], **how)
     elif any(_holds_jaxpr(value) for value in params.values()):
         raise NotImplementedError(
             f"testing: {primitive.name} cannot be replayed in float64; check the function inside it"
