@@ -1,4 +1,4 @@
-"""Data that hurts FP8 in known ways, and what is expected of each: `training.md` table 2.3."""
+"""Data that hurts FP8 in known ways, and what is expected of each."""
 
 from __future__ import annotations
 

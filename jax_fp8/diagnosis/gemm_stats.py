@@ -77,7 +77,7 @@ class GemmStats:
       formats: of lhs and rhs.
       total: the result as the program got it, against the exact product.
       quantization: the codes' exact product against the exact product of the operands.
-      expected: what rounding errors that are independent make of it, `training.md` 2.4.
+      expected: what rounding errors that are independent of each other make of it.
       granularity: what the finest scales tried would save of `quantization.evened`; the rest is the
         format's own rounding.
       accumulation: as it was run, against the exact product of the codes.
@@ -224,8 +224,7 @@ def longest_interval(runs: Sequence[Accumulation], quantization: float) -> int |
 def _expected(p: Problem) -> float:
     """Relative error of a product whose operands have independent rounding errors, in per cent.
 
-    `training.md` 2.4: sqrt(eA² + eB²) · sqrt(K E[a²] E[b²]) / ‖C‖ of one element, with the errors
-    of normal data.
+    sqrt(eA² + eB²) · sqrt(K E[a²] E[b²]) / ‖C‖ of one element, with the errors of normal data.
     """
     eps = {"e4m3fn": 0.0265, "e5m2": 0.0528}
     both = math.hypot(*(eps[name] for name in p.formats))

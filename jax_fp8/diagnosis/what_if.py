@@ -20,7 +20,7 @@ __all__ = ["BFLOAT16_GRADIENT", "CALLS", "WhatIf", "cheapest", "what_if"]
 Array = npt.NDArray[Any]
 Tile = tuple[int, int]
 
-#: A recipe is good enough within this factor of the best (`training.md` 5.2).
+#: A recipe is good enough within this factor of the best.
 GOOD_ENOUGH: Final = 1.2
 #: Recipes of the what-if: tiles of (input or gradient, weight), and whether scales are powers of
 #: two. Formats stay those in use.
