@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -196,10 +197,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     command = COMMANDS[arguments.command]
     result = command.compute(arguments)
-    if arguments.json or not sys.stdout.isatty():
-        print(json.dumps(result, indent=2))
-    else:
-        command.show(Console(), result)
+    try:
+        if arguments.json or not sys.stdout.isatty():
+            print(json.dumps(result, indent=2), flush=True)
+        else:
+            command.show(Console(), result)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     failures = result.get("failures", ())
     for sentence in failures:
         print(sentence, file=sys.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+import subprocess
 import sys
 
 import jax
@@ -233,3 +235,10 @@ def test_gradcheck_fails_with_the_text_of_the_check(capsys, monkeypatch):
 )
 def test_gradcheck_refuses_bad_options(capsys, options, message):
     assert message in " ".join(refusal(capsys, *GRADCHECK, *options).split())
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    # Through a shell, since this process ignores the signal and keeps its pipes open.
+    command = f"{shlex.quote(sys.executable)} -m jax_fp8 emulate --k 32,64 --json | head -c 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{", "")

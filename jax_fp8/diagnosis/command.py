@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
@@ -116,16 +117,17 @@ def _product(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple[A
         raise ValueError(f"{arguments.target}: recipe {name!r}; there are {known}")
     recipe = recipes.BY_NAME[name]
     lhs, rhs = (_float_array(arrays[side], side) for side in ("lhs", "rhs"))
-    if "cotangent" not in arrays:
 
-        def product(lhs: Any, rhs: Any) -> Any:
+    def product(lhs: Any, rhs: Any) -> Any:
+        with jax.named_scope("product"):  # the name of its only layer
             return dot.matmul(lhs, rhs, recipe=recipe)
 
+    if "cotangent" not in arrays:
         return product, (lhs, rhs)
     cotangent = _float_array(arrays["cotangent"], "cotangent")
 
     def loss(lhs: Any, rhs: Any) -> Any:
-        return jnp.vdot(dot.matmul(lhs, rhs, recipe=recipe), cotangent)
+        return jnp.vdot(product(lhs, rhs), cotangent)
 
     return loss, (lhs, rhs)
 
