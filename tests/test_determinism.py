@@ -3,9 +3,6 @@
 import functools
 import hashlib
 import itertools
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -17,6 +14,7 @@ from checks import assert_gemm_close, assert_same_bits
 from jax_fp8.testing import oracle
 from rows import runnable_rows
 from strategies import canonical, matmul_arguments
+from threads import digest_with_threads
 
 NAMES = ("lhs", "rhs", "lhs_scale", "rhs_scale")
 ROWS = runnable_rows("gemm")
@@ -80,26 +78,7 @@ def digest_of_results() -> str:
 
 
 def test_number_of_threads_changes_no_bit() -> None:
-    def run(num_threads: int) -> str:
-        # XLA's pool has as many threads as the larger of PJRT_NPROC and the number of devices.
-        environment = os.environ | {
-            "PJRT_NPROC": str(num_threads),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
-        script = "import test_determinism; print(test_determinism.digest_of_results())"
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=os.path.dirname(__file__),
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    digests = {num_threads: run(num_threads) for num_threads in (1, 2, 7)}
+    digests = {n: digest_with_threads("test_determinism", n) for n in (1, 2, 7)}
     assert set(digests.values()) == {digest_of_results()}, digests
 
 

@@ -6,9 +6,6 @@ What the bits must be is the business of the other files: `test_emulation_fracti
 
 import dataclasses
 import hashlib
-import os
-import subprocess
-import sys
 from typing import Any
 
 import hypothesis
@@ -23,6 +20,7 @@ from emulation_cases import KINDS, OCP, Case, Operands, every_pair, formats_of
 from jax_fp8.emulation import MACHINES, instruction
 from rows import runnable_rows
 from strategies import seeds, sizes
+from threads import digest_with_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::jax_fp8.emulation.OverflowWarning")
 
@@ -213,26 +211,7 @@ def digest_of_results() -> str:
 
 
 def test_number_of_threads_changes_no_bit() -> None:
-    def run(num_threads: int) -> str:
-        # XLA's pool has as many threads as the larger of PJRT_NPROC and the number of devices.
-        environment = os.environ | {
-            "PJRT_NPROC": str(num_threads),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
-        script = "import test_emulation; print(test_emulation.digest_of_results())"
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script],
-            cwd=os.path.dirname(__file__),
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    digests = {num_threads: run(num_threads) for num_threads in (1, 7)}
+    digests = {n: digest_with_threads("test_emulation", n) for n in (1, 7)}
     assert set(digests.values()) == {digest_of_results()}, digests
 
 
