@@ -268,3 +268,16 @@ def test_an_unforced_call_takes_the_first_row_that_accepts() -> None:
         )
         assert choice.kernel == next(row for row in ROWS if not case.why_not(row))
         assert f"by {machine}" in choice.request
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_subnormals_of_e4m3_align_as_the_fp16_values_that_hopper_converts_them_to(row: str) -> None:
+    # The first product is 64: of exponent 6 as a product of FP16 values, but 9 if 2^-9 keeps the
+    # exponent of E4M3's subnormals. Then the second one, 2^-17, is below the last bit of the sum.
+    a = np.array([[2**-9, 2**-3]], jax.numpy.float8_e4m3fn)
+    b = np.array([[2**15], [2**-14]], jax.numpy.float8_e5m2)
+    for machine, expected in (("hopper_mma", 0x42800001), ("blackwell_tcgen05", 0x42800000)):
+        for lhs, rhs in ((a, b), (b.T, a.T)):
+            with fp8.force_kernel(row):
+                y = fp8.scaled_matmul(lhs, rhs, 1.0, 1.0, accumulation=machine)
+            assert bits(y)[0, 0] == expected
