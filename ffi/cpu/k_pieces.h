@@ -31,16 +31,13 @@ class KPieces {
     part_ = std::max<int64_t>(units, 1) * kPartUnit;
   }
 
-  // The piece that starts at `begin`, which is 0 or the end of another piece.
+  // The piece that starts at `begin`, which is 0 or the end of another piece: so intervals count
+  // from the start of the tile or part.
   KPiece From(int64_t begin) const {
     const int64_t part_end = std::min((begin / part_ + 1) * part_, k_);
-    // The tiles of both operands and the part that `begin` lies in; intervals count from their
-    // start.
-    const int64_t start = std::max(
-        {begin / lhs_tile_ * lhs_tile_, begin / rhs_tile_ * rhs_tile_, begin / part_ * part_});
-    const int64_t interval_end = start + ((begin - start) / interval_ + 1) * interval_;
-    const int64_t end = std::min({(begin / lhs_tile_ + 1) * lhs_tile_,
-                                  (begin / rhs_tile_ + 1) * rhs_tile_, interval_end, part_end});
+    const int64_t end =
+        std::min({(begin / lhs_tile_ + 1) * lhs_tile_, (begin / rhs_tile_ + 1) * rhs_tile_,
+                  begin + interval_, part_end});
     return {.begin = begin,
             .end = end,
             .starts_part = begin % part_ == 0,
