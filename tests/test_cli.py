@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import shlex
 import subprocess
 import sys
@@ -237,8 +238,11 @@ def test_gradcheck_refuses_bad_options(capsys, options, message):
     assert message in " ".join(refusal(capsys, *GRADCHECK, *options).split())
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: pathlib.Path) -> None:
     # Through a shell, since this process ignores the signal and keeps its pipes open.
     command = f"{shlex.quote(sys.executable)} -m jax_fp8 emulate --k 32,64 --json | head -c 1"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    # In another folder than the sources, which would hide an installed package.
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ("{", "")
