@@ -36,15 +36,31 @@ struct GemmDesc {
   }
 };
 
-// One operand of one matrix product. Scales are addressed by strides, so that no caller has to
-// transpose them: the scale of (row r, index k) is scale[r / tile_rows * scale_row_stride +
-// k / tile_k * scale_k_stride].
+// Columns of a prepared rhs that lie together: a cache line of codes.
+inline constexpr int64_t kPanelCols = 64;
+
+// One operand of one matrix product.
+//
+// The code of (row r, index k) is values[r * leading_stride + k] where k_contiguous, and else
+// values[r / kPanelCols * panel_stride + r % kPanelCols + k * leading_stride]: a prepared rhs has
+// its panels one after another in memory, any other matrix has panel_stride = kPanelCols.
+//
+// Scales are addressed by strides, so that no caller has to transpose them: the scale of (r, k) is
+// scale[r / tile_rows * scale_row_stride + k / tile_k * scale_k_stride].
 struct OperandBuffer {
   const uint8_t* values;
   int64_t leading_stride;  // elements from one row to the next (k_contiguous) or one k to the next
+  int64_t panel_stride = kPanelCols;
   const float* scale;
   int64_t scale_row_stride, scale_k_stride;
 };
+
+inline const uint8_t* CodeOf(const OperandDesc& desc, const OperandBuffer& buffer, int64_t row,
+                             int64_t k) {
+  if (desc.k_contiguous) return buffer.values + row * buffer.leading_stride + k;
+  return buffer.values + row / kPanelCols * buffer.panel_stride + row % kPanelCols +
+         k * buffer.leading_stride;
+}
 
 // One product of a batch; `out` is row-major with row stride n.
 struct GemmBuffers {

@@ -177,9 +177,7 @@ class Task {
 
   PackSource Source(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
                     const KBlocking::Block& block) const {
-    const int64_t row_stride = desc.k_contiguous ? buffer.leading_stride : 1;
-    const int64_t k_stride = desc.k_contiguous ? 1 : buffer.leading_stride;
-    return {.values = buffer.values + rows.begin * row_stride + block.k_begin * k_stride,
+    return {.values = CodeOf(desc, buffer, rows.begin, block.k_begin),
             .leading_stride = buffer.leading_stride,
             .format = desc.format,
             .k_contiguous = desc.k_contiguous,

@@ -14,8 +14,9 @@
 
 namespace jax_fp8 {
 
-// Columns of a kn rhs that are packed at once: a cache line of codes.
-inline constexpr int kMaxPackedCols = 64;
+// Columns of a kn rhs that are packed at once: a cache line of codes, and a panel of a prepared
+// rhs.
+inline constexpr int kMaxPackedCols = kPanelCols;
 
 // How one ISA packs. A packed lhs is rows of words; a packed rhs is panels of tile_cols columns,
 // each panel block_words rows of tile_cols words (the emulation packs otherwise, see its files).

@@ -33,16 +33,19 @@ void ScanRows(const OperandDesc& desc, const OperandBuffer& buffer, int64_t begi
   std::fill(found + begin, found + end, 0);
   if (desc.k_contiguous) {
     for (int64_t row = begin; row < end; ++row) {
-      const uint8_t* codes = buffer.values + row * buffer.leading_stride;
+      const uint8_t* codes = CodeOf(desc, buffer, row, 0);
       uint8_t largest = 0;
       for (int64_t i = 0; i < k; ++i) largest = std::max(largest, scan.Rank(codes[i]));
       found[row] = largest;
     }
   } else {
-    for (int64_t i = 0; i < k; ++i) {
-      const uint8_t* codes = buffer.values + i * buffer.leading_stride;
-      for (int64_t row = begin; row < end; ++row) {
-        found[row] = std::max(found[row], scan.Rank(codes[row]));
+    for (int64_t panel = begin; panel < end; panel += kPanelCols) {
+      const int64_t num_rows = std::min(kPanelCols, end - panel);
+      for (int64_t i = 0; i < k; ++i) {
+        const uint8_t* codes = CodeOf(desc, buffer, panel, i);
+        for (int64_t j = 0; j < num_rows; ++j) {
+          found[panel + j] = std::max(found[panel + j], scan.Rank(codes[j]));
+        }
       }
     }
   }
@@ -60,7 +63,7 @@ bool HasNanScale(const OperandDesc& desc, const OperandBuffer& buffer, int64_t r
 std::vector<uint8_t> ScanOperand(const OperandDesc& desc, const OperandBuffer& buffer,
                                  int64_t num_rows, int64_t k, bool scales_inside,
                                  const ParallelFor& parallel_for) {
-  constexpr int64_t kRowsPerTask = 256;
+  constexpr int64_t kRowsPerTask = 4 * kPanelCols;
   std::vector<uint8_t> found(num_rows);
   parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
     const int64_t begin = task * kRowsPerTask, end = std::min(begin + kRowsPerTask, num_rows);

@@ -16,11 +16,7 @@ class ScalarOperand {
 
   Format format() const { return desc_.format; }
   int64_t k_stride() const { return desc_.k_contiguous ? 1 : buffer_.leading_stride; }
-  const uint8_t* Codes(int64_t row, int64_t k) const {
-    const int64_t index =
-        desc_.k_contiguous ? row * buffer_.leading_stride + k : k * buffer_.leading_stride + row;
-    return buffer_.values + index;
-  }
+  const uint8_t* Codes(int64_t row, int64_t k) const { return CodeOf(desc_, buffer_, row, k); }
   float Value(int64_t row, int64_t k) const { return Bf16BitsToFloat(table_[*Codes(row, k)]); }
   float Scale(int64_t row, int64_t k) const {
     return buffer_.scale[row / desc_.tile_rows * buffer_.scale_row_stride +
