@@ -3,6 +3,7 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
+#include "cpu/few_rows.h"
 #include "cpu/isa_avx2.h"
 #include "cpu/microkernel.h"
 #include "cpu/pack_fp32.h"
@@ -17,15 +18,17 @@ struct GemmAvx2 : Avx2 {
                                          .k_per_word = 1,
                                          .block_words = 256,
                                          .lhs_row_stride = 272,
-                                         .rhs_panel_words = 16 * 256};
+                                         .rhs_panel_words = 16 * 256,
+                                         .few_rows = 2,
+                                         .code_rows = 2};
 
   [[gnu::always_inline]] static Vec AddProducts(Vec sum, Words lhs, Words rhs) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(lhs), _mm256_castsi256_ps(rhs), sum);
   }
 };
 
-constexpr PackedGemmIsa kIsa = {GemmAvx2::kShape, PackLhs<GemmAvx2>, PackRhs<GemmAvx2>,
-                                Multiply<GemmAvx2>, Store<GemmAvx2>};
+constexpr PackedGemmIsa kIsa = {GemmAvx2::kShape,   PackLhs<GemmAvx2>, PackRhs<GemmAvx2>,
+                                Multiply<GemmAvx2>, Store<GemmAvx2>,   MultiplyFp32Codes<GemmAvx2>};
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && \
     defined(__AVX512DQ__) && defined(__AVX512VL__)
 
+#include "cpu/few_rows.h"
 #include "cpu/isa_avx512.h"
 #include "cpu/microkernel.h"
 #include "cpu/pack_avx512bf16.h"
@@ -21,6 +22,8 @@ struct GemmAvx512Bf16 : Avx512 {
   [[gnu::always_inline]] static Vec AddProducts(Vec sum, Words lhs, Words rhs) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(lhs), reinterpret_cast<__m512bh>(rhs));
   }
+
+  using Codes = PairCodes;
 };
 
 void PackLhs(const PackSource& source, uint32_t* packed) {
@@ -31,8 +34,9 @@ void PackRhs(const PackSource& source, uint32_t* packed) {
   source.k_contiguous ? PackRhsNk(source, packed) : PackRhsKn(source, packed);
 }
 
-constexpr PackedGemmIsa kIsa = {GemmAvx512Bf16::kShape, PackLhs, PackRhs, Multiply<GemmAvx512Bf16>,
-                                Store<GemmAvx512Bf16>};
+constexpr PackedGemmIsa kIsa = {
+    GemmAvx512Bf16::kShape,       PackLhs, PackRhs, Multiply<GemmAvx512Bf16>, Store<GemmAvx512Bf16>,
+    MultiplyCodes<GemmAvx512Bf16>};
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 
 #include "cpu/k_blocking.h"
 #include "cpu/kernels.h"
+#include "cpu/operand_ranges.h"
 #include "cpu/scratch.h"
 
 namespace jax_fp8 {
@@ -19,7 +20,15 @@ namespace {
 
 // Bounds on one task's part of a product. They bound its scratch too (about 2 MB; 3 MB if chains
 // cross blocks), and make packing, which every task does for itself, about 2 % of its work.
-constexpr int64_t kMaxTaskRows = 512, kMaxTaskCols = 512;
+constexpr int64_t kMaxTaskRows = 512, kMaxTaskElements = 512 * 512;
+// A task of few rows takes more columns: longer streams of a kn rhs, whose k lie n bytes apart.
+constexpr int64_t kMaxTaskCols = 4096;
+// Up to so many rows, where memory is the bottleneck, a kn rhs is read a few k at a time, of all
+// columns of a task: each k is one stream that hardware can foresee.
+constexpr int64_t kMaxStreamedRows = 64;
+constexpr int kStreamedK = 32;
+// Other layouts of a rhs are read along k, as many blocks at a time as of a packed lhs fit here.
+constexpr int64_t kMaxPackedLhsBytes = 512 << 10;
 // No product is cut, and small products are put together, so that a task has fewer multiplications
 // than this (about 10 us of work): waking a thread takes as long.
 constexpr int64_t kMinMultiplications = int64_t{1} << 20;
@@ -27,20 +36,6 @@ constexpr int64_t kMinMultiplications = int64_t{1} << 20;
 constexpr int64_t kTasksPerThread = 4;
 
 constexpr size_t kAlignment = 64;
-
-int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
-
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-
-// Part `part` of [0, size) cut into `num_parts` about equal parts, at multiples of `unit`.
-Range Part(int64_t size, int64_t num_parts, int64_t unit, int64_t part) {
-  const int64_t num_units = CeilDiv(size, unit);
-  return {std::min(size, num_units * part / num_parts * unit),
-          std::min(size, num_units * (part + 1) / num_parts * unit)};
-}
 
 // How a batch of products is cut into tasks: each product into a grid of parts, or whole products
 // put together.
@@ -50,7 +45,9 @@ struct TaskGrid {
   int64_t num_parts;  // of the whole batch
 
   TaskGrid(const GemmDesc& desc, int64_t batch_size, int64_t num_threads, int tile_rows)
-      : num_row_parts(CeilDiv(desc.m, kMaxTaskRows)), num_col_parts(CeilDiv(desc.n, kMaxTaskCols)) {
+      : num_row_parts(CeilDiv(desc.m, kMaxTaskRows)),
+        num_col_parts(CeilDiv(
+            desc.n, std::min(kMaxTaskElements / CeilDiv(desc.m, num_row_parts), kMaxTaskCols))) {
     const double multiplications = static_cast<double>(desc.m) * desc.n * desc.k;
     const int64_t max_useful_parts = static_cast<int64_t>(multiplications / kMinMultiplications);
     const int64_t wanted_parts =
@@ -118,17 +115,9 @@ struct Workspace {
   }
 };
 
-// The scale of each row of `rows` at `k`, one per row however many rows share it.
-void ExpandScales(const OperandDesc& desc, const OperandBuffer& buffer, Range rows, int64_t k,
-                  float* expanded) {
-  const float* scale = buffer.scale + k / desc.tile_k * buffer.scale_k_stride;
-  for (int64_t row = rows.begin; row < rows.end;) {
-    const int64_t tile = row / desc.tile_rows;
-    const int64_t end = std::min(rows.end, (tile + 1) * desc.tile_rows);
-    std::fill(expanded + (row - rows.begin), expanded + (end - rows.begin),
-              scale[tile * buffer.scale_row_stride]);
-    row = end;
-  }
+bool IsStreamed(const PackedGemmIsa& isa, const GemmDesc& desc, const GemmBuffers& buffers) {
+  return isa.multiply_codes != nullptr && desc.m <= kMaxStreamedRows && !desc.rhs.k_contiguous &&
+         !IsInPanels(buffers.rhs);
 }
 
 // One part of one product, computed by one thread.
@@ -146,26 +135,22 @@ class Task {
 
   // False if there is no memory.
   bool Run() {
+    const int64_t num_blocks = k_blocking_.blocks().size();
+    const int64_t kept_cols = num_slots_ == num_blocks ? StepCols() : cols_.size();
     const int64_t num_tiles =
-        NeedsAllTiles() ? CeilDiv(cols_.size(), shape_.tile_cols) * num_row_tiles_ : 1;
-    if (!workspace_.Reserve(shape_, rows_.size(), num_tiles, k_blocking_.max_segments(),
-                            k_blocking_.needs_partial_tiles(), desc_.split_k > 1)) {
+        NeedsAllTiles() ? CeilDiv(kept_cols, shape_.tile_cols) * num_row_tiles_ : 1;
+    if (!workspace_.Reserve(shape_, num_slots_ * rows_.size(), num_tiles,
+                            k_blocking_.max_segments(), k_blocking_.needs_partial_tiles(),
+                            desc_.split_k > 1)) {
       return false;
     }
-    for (const KBlocking::Block& block : k_blocking_.blocks()) {
-      isa_.pack_lhs(Source(desc_.lhs, buffers_.lhs, rows_, block), workspace_.lhs);
-      ExpandBlockScales(desc_.lhs, buffers_.lhs, rows_, block, rows_.size(), workspace_.lhs_scale);
-      // Columns packed at a time: one panel, or those that a cache line of a kn rhs gives at once.
-      const int64_t step = desc_.rhs.k_contiguous ? shape_.tile_cols : kMaxPackedCols;
-      for (int64_t col = cols_.begin; col < cols_.end; col += step) {
-        const Range packed{col, std::min(col + step, cols_.end)};
-        isa_.pack_rhs(Source(desc_.rhs, buffers_.rhs, packed, block), workspace_.rhs);
-        ExpandBlockScales(desc_.rhs, buffers_.rhs, packed, block, kMaxPackedCols,
-                          workspace_.rhs_scale);
-        for (int64_t first = packed.begin; first < packed.end; first += shape_.tile_cols) {
-          MultiplyPanel(block, packed.begin,
-                        {first, std::min(first + shape_.tile_cols, packed.end)});
-        }
+    for (int64_t first = 0; first < num_blocks; first += num_slots_) {
+      const int64_t end = std::min(first + num_slots_, num_blocks);
+      for (int64_t i = first; i < end; ++i) PackLhs(i);
+      for (int64_t col = cols_.begin; col < cols_.end; col += StepCols()) {
+        const Range cols{col, std::min(col + StepCols(), cols_.end)};
+        const int64_t first_kept = num_slots_ == num_blocks ? col : cols_.begin;
+        for (int64_t i = first; i < end; ++i) MultiplyCols(i, cols, first_kept);
       }
     }
     return true;
@@ -175,15 +160,48 @@ class Task {
   // With a single block each tile is finished, and stored, before the next one starts.
   bool NeedsAllTiles() const { return k_blocking_.blocks().size() > 1; }
 
-  PackSource Source(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
-                    const KBlocking::Block& block) const {
-    return {.values = CodeOf(desc, buffer, rows.begin, block.k_begin),
-            .leading_stride = buffer.leading_stride,
-            .format = desc.format,
-            .k_contiguous = desc.k_contiguous,
-            .num_rows = static_cast<int>(rows.size()),
-            .runs = k_blocking_.runs(block),
-            .num_runs = block.num_runs};
+  int64_t NumSlots() const {
+    const int64_t num_blocks = k_blocking_.blocks().size();
+    if (isa_.multiply_codes == nullptr) return 1;
+    if (!desc_.rhs.k_contiguous && !IsInPanels(buffers_.rhs)) return 1;
+    const int64_t block_bytes = rows_.size() * shape_.lhs_row_stride * 4;
+    return std::clamp<int64_t>(kMaxPackedLhsBytes / block_bytes, 1, num_blocks);
+  }
+
+  // Columns packed at a time: one panel, or those that a cache line of a kn rhs gives at once.
+  int64_t StepCols() const { return desc_.rhs.k_contiguous ? shape_.tile_cols : kMaxPackedCols; }
+
+  uint32_t* LhsOf(int64_t block_idx) const {
+    return workspace_.lhs + block_idx % num_slots_ * rows_.size() * shape_.lhs_row_stride;
+  }
+  float* LhsScaleOf(int64_t block_idx) const {
+    return workspace_.lhs_scale +
+           block_idx % num_slots_ * rows_.size() * k_blocking_.max_segments();
+  }
+
+  void PackLhs(int64_t block_idx) const {
+    const KBlocking::Block& block = k_blocking_.blocks()[block_idx];
+    isa_.pack_lhs(SourceOf(desc_.lhs, buffers_.lhs, rows_, k_blocking_, block), LhsOf(block_idx));
+    ExpandBlockScales(desc_.lhs, buffers_.lhs, rows_, block, rows_.size(), LhsScaleOf(block_idx));
+  }
+
+  // All rows times the columns `packed`, in one block of k; tiles are kept from `first_col` on.
+  void MultiplyCols(int64_t block_idx, Range packed, int64_t first_col) const {
+    const KBlocking::Block& block = k_blocking_.blocks()[block_idx];
+    isa_.pack_rhs(SourceOf(desc_.rhs, buffers_.rhs, packed, k_blocking_, block, PrefetchDistance()),
+                  workspace_.rhs);
+    ExpandBlockScales(desc_.rhs, buffers_.rhs, packed, block, kMaxPackedCols, workspace_.rhs_scale);
+    for (int64_t col = packed.begin; col < packed.end; col += shape_.tile_cols) {
+      MultiplyPanel(block_idx, {col, std::min(col + shape_.tile_cols, packed.end)},
+                    (col - packed.begin) / shape_.tile_cols, (col - first_col) / shape_.tile_cols);
+    }
+  }
+
+  // Of a rhs that is not k-contiguous, see PackSource.
+  int64_t PrefetchDistance() const {
+    constexpr int64_t kRowsAhead = 16;
+    if (IsInPanels(buffers_.rhs)) return kPanelPrefetchBytes;
+    return is_streamed_ ? kMaxPackedCols : kRowsAhead * buffers_.rhs.leading_stride;
   }
 
   void ExpandBlockScales(const OperandDesc& desc, const OperandBuffer& buffer, Range rows,
@@ -197,10 +215,10 @@ class Task {
     }
   }
 
-  // All row tiles times the panel that holds columns `cols`, packed from column `packed_begin` on.
-  void MultiplyPanel(const KBlocking::Block& block, int64_t packed_begin, Range cols) const {
-    const int64_t packed_panel = (cols.begin - packed_begin) / shape_.tile_cols;
-    const int64_t panel = (cols.begin - cols_.begin) / shape_.tile_cols;
+  // All row tiles times columns `cols`: panel `packed_panel` of the packed ones, and `panel` of the
+  // tiles that are kept.
+  void MultiplyPanel(int64_t block_idx, Range cols, int64_t packed_panel, int64_t panel) const {
+    const KBlocking::Block& block = k_blocking_.blocks()[block_idx];
     const bool is_last_block = &block == &k_blocking_.blocks().back();
     for (int64_t tile = 0; tile < num_row_tiles_; ++tile) {
       // Tiles of about equal height: a last tile of one row would cost nearly a full one.
@@ -209,12 +227,12 @@ class Task {
           NeedsAllTiles() ? (panel * num_row_tiles_ + tile) * shape_.tile_rows * shape_.tile_cols
                           : 0;
       const TileProduct product{
-          .lhs = workspace_.lhs + rows.begin * shape_.lhs_row_stride,
+          .lhs = LhsOf(block_idx) + rows.begin * shape_.lhs_row_stride,
           .rhs = workspace_.rhs + packed_panel * shape_.rhs_panel_words,
           .num_rows = static_cast<int>(rows.size()),
           .segments = k_blocking_.segments(block),
           .num_segments = block.num_segments,
-          .lhs_scale = workspace_.lhs_scale + rows.begin,
+          .lhs_scale = LhsScaleOf(block_idx) + rows.begin,
           .rhs_scale = workspace_.rhs_scale + packed_panel * shape_.tile_cols,
           .lhs_scale_stride = rows_.size(),
           .scales_vary_along_k = scales_vary_along_k_,
@@ -260,6 +278,8 @@ class Task {
   const GemmBuffers& buffers_;
   const Range rows_, cols_;
   const int64_t num_row_tiles_;
+  const int64_t num_slots_ = NumSlots();  // blocks of a packed lhs that are there at once
+  const bool is_streamed_ = IsStreamed(isa_, desc_, buffers_);
   const bool scales_inside_ = desc_.machine != nullptr && desc_.machine->scales_inside;
   const bool scales_vary_along_k_ = desc_.lhs.tile_k < desc_.k || desc_.rhs.tile_k < desc_.k;
   const int64_t element_bytes_ = desc_.out == OutType::kF32 ? 4 : 2;
@@ -270,8 +290,11 @@ class Task {
 
 bool RunPackedGemm(const PackedGemmIsa& isa, const GemmDesc& desc,
                    std::span<const GemmBuffers> batch, const ParallelFor& parallel_for) {
+  if (TakesFewRows(isa, desc)) return RunFewRows(isa, desc, batch, parallel_for);
   const int tile_rows = isa.shape.tile_rows;
-  const KBlocking k_blocking(isa.shape, desc);
+  PackedShape shape = isa.shape;
+  if (IsStreamed(isa, desc, batch[0])) shape.block_words = kStreamedK / shape.k_per_word;
+  const KBlocking k_blocking(shape, desc);
   const TaskGrid grid(desc, static_cast<int64_t>(batch.size()), parallel_for.num_threads,
                       tile_rows);
   std::atomic<bool> has_memory = true;

@@ -9,8 +9,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "common/gemm_desc.h"
+#include "common/parallel.h"
 
 namespace jax_fp8 {
 
@@ -28,6 +30,8 @@ struct PackedShape {
   // the same L1 sets.
   int lhs_row_stride;
   int rhs_panel_words;
+  int few_rows = 0;   // rows up to which multiply_codes takes an lhs; 0: there is none
+  int code_rows = 0;  // of these, how many at a time
   // Floats that a chain takes in TileProduct::partial while it grows; 0 if it grows in registers.
   int chain_floats = 0;
 };
@@ -60,6 +64,8 @@ struct PackSource {
   int num_rows;
   const KRun* runs;
   int num_runs;
+  // Of a rhs that is not k-contiguous: bytes from a code to the one to fetch meanwhile.
+  int64_t prefetch_distance = 0;
 };
 
 // One register tile times one k block.
@@ -79,6 +85,20 @@ struct TileProduct {
   float* total;    // the tile of sums of parts; may be `acc` if there is one part
 };
 
+// Up to few_rows rows times a stretch of k, of at most kMaxPackedCols columns of a rhs that is not
+// k-contiguous.
+struct CodesProduct {
+  const uint32_t* lhs;   // packed, at the first k
+  const uint8_t* codes;  // of the rhs, at the first k and column
+  int64_t leading_stride;
+  Format format;
+  int num_rows, num_cols, num_k;
+  bool starts_piece;
+  float* sums;  // tiles of [num_rows][tile_cols], tile_stride apart
+  int64_t tile_stride;
+  int64_t prefetch_distance;  // bytes from a code to the one to fetch meanwhile
+};
+
 // The valid part of a finished tile, to its place in the output.
 struct TileStore {
   const float* total;
@@ -94,10 +114,17 @@ struct PackedGemmIsa {
   void (*pack_rhs)(const PackSource& source, uint32_t* packed);  // up to kMaxPackedCols columns
   void (*multiply)(const TileProduct& product);
   void (*store)(const TileStore& store);
+  void (*multiply_codes)(const CodesProduct& product) = nullptr;
 };
+
+// The driver for an lhs of few rows, and whether it takes the request.
+bool TakesFewRows(const PackedGemmIsa& isa, const GemmDesc& desc);
+bool RunFewRows(const PackedGemmIsa& isa, const GemmDesc& desc, std::span<const GemmBuffers> batch,
+                const ParallelFor& parallel_for);
 
 // Null where the build has no code for the ISA.
 const PackedGemmIsa* PackedGemmAvx512Bf16();
+const PackedGemmIsa* PackedGemmAvx512Vbmi();
 const PackedGemmIsa* PackedGemmAvx512();
 const PackedGemmIsa* PackedGemmAvx2();
 

@@ -49,6 +49,8 @@ struct Avx2 {
     return _mm256_set1_epi32(static_cast<int>(word));
   }
 
+  [[gnu::always_inline]] static Words AsWords(Vec values) { return _mm256_castps_si256(values); }
+
   // ---- the contract's scaling: a zero partial contributes 0 whatever the scale
 
   [[gnu::always_inline]] static Vec NonZero(Vec partial) {

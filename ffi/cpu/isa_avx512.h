@@ -45,6 +45,8 @@ struct Avx512 {
     return _mm512_set1_epi32(static_cast<int>(word));
   }
 
+  [[gnu::always_inline]] static Words AsWords(Vec values) { return _mm512_castps_si512(values); }
+
   // ---- the contract's scaling: a zero partial contributes 0 whatever the scale
 
   [[gnu::always_inline]] static Lanes NonZero(Vec partial) {

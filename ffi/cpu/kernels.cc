@@ -33,6 +33,12 @@ std::string WhyNotAvx512Bf16(const GemmDesc& desc) {
   return WhyNotFp32Model(desc);
 }
 
+std::string WhyNotAvx512Vbmi(const GemmDesc& desc) {
+  if (PackedGemmAvx512Vbmi() == nullptr) return NotBuilt("AVX512_VBMI");
+  if (!Features().avx512_vbmi) return "this CPU has no AVX512_VBMI";
+  return WhyNotFp32Model(desc);
+}
+
 std::string WhyNotAvx512(const GemmDesc& desc) {
   if (PackedGemmAvx512() == nullptr) return NotBuilt("AVX-512");
   if (!Features().avx512) return "this CPU has no AVX-512 F, BW, DQ and VL";
@@ -53,6 +59,7 @@ bool RunPacked(const GemmDesc& desc, std::span<const GemmBuffers> batch,
 
 constexpr GemmKernel kGemmKernels[] = {
     {"avx512bf16", WhyNotAvx512Bf16, RunPacked<PackedGemmAvx512Bf16>},
+    {"avx512vbmi", WhyNotAvx512Vbmi, RunPacked<PackedGemmAvx512Vbmi>},
     {"avx512", WhyNotAvx512, RunPacked<PackedGemmAvx512>},
     {"avx2", WhyNotAvx2, RunPacked<PackedGemmAvx2>},
     {"scalar", WhyNotFp32Model, RunGemmScalar},

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "common/fp8.h"
+#include "cpu/avx512vbmi.h"
 #include "cpu/gemm_packed.h"
 
 namespace jax_fp8 {
@@ -20,97 +20,14 @@ constexpr PackedShape kBf16Shape = {.tile_rows = 12,
                                     .k_per_word = 2,
                                     .block_words = 128,
                                     .lhs_row_stride = 144,
-                                    .rhs_panel_words = 32 * 128};
+                                    .rhs_panel_words = 32 * 128,
+                                    .few_rows = 4,
+                                    .code_rows = 4};
 constexpr int kTileCols = kBf16Shape.tile_cols;
 constexpr int kPanelWords = kBf16Shape.rhs_panel_words;
 constexpr int kLhsRowStride = kBf16Shape.lhs_row_stride;
 
-// The BF16 bytes of the 128 codes without sign.
-struct DecodeBytes {
-  alignas(64) uint8_t low[128];
-  alignas(64) uint8_t high[128];
-};
-
-constexpr DecodeBytes MakeDecodeBytes(Format format) {
-  DecodeBytes bytes{};
-  for (int code = 0; code < 128; ++code) {
-    const uint16_t bits = DecodeToBf16Bits(static_cast<uint8_t>(code), format);
-    bytes.low[code] = static_cast<uint8_t>(bits & 0xFF);
-    bytes.high[code] = static_cast<uint8_t>(bits >> 8);
-  }
-  return bytes;
-}
-
-constexpr DecodeBytes kDecodeBytes[] = {MakeDecodeBytes(Format::kE4M3FN),
-                                        MakeDecodeBytes(Format::kE5M2)};
-
-// The decode table in registers.
-class Decoder {
- public:
-  explicit Decoder(Format format) {
-    const DecodeBytes& bytes = kDecodeBytes[static_cast<int>(format)];
-    low_[0] = _mm512_load_si512(bytes.low);
-    low_[1] = _mm512_load_si512(bytes.low + 64);
-    high_[0] = _mm512_load_si512(bytes.high);
-    high_[1] = _mm512_load_si512(bytes.high + 64);
-  }
-
-  // 64 codes to BF16, unpacked within each 16-byte lane: `first` holds the codes of bytes 0-7 of
-  // every lane, `second` those of bytes 8-15.
-  [[gnu::always_inline]] void Decode(__m512i codes, __m512i& first, __m512i& second) const {
-    // vpermi2b looks at seven bits of a code; the eighth, the sign, is then OR'd in.
-    const __m512i low = _mm512_permutex2var_epi8(low_[0], codes, low_[1]);
-    const __m512i magnitude = _mm512_permutex2var_epi8(high_[0], codes, high_[1]);
-    constexpr int kAOrBAndC = 0xF8;
-    const __m512i high =
-        _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8('\x80'), kAOrBAndC);
-    first = _mm512_unpacklo_epi8(low, high);
-    second = _mm512_unpackhi_epi8(low, high);
-  }
-
- private:
-  __m512i low_[2], high_[2];
-};
-
-// `count` low bits set, count in [0, 64].
-[[gnu::always_inline]] inline __mmask64 MaskOfFirst(int count) {
-  return count <= 0 ? 0 : count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1;
-}
-
-[[gnu::always_inline]] inline __mmask16 MaskOfFirst16(int count) {
-  return static_cast<__mmask16>(MaskOfFirst(count));
-}
-
 [[gnu::always_inline]] inline int NumPairs(int num_k) { return (num_k + 1) / 2; }
-
-// Transposes a 16 x 16 matrix of 32-bit words.
-[[gnu::always_inline]] inline void Transpose16x16(__m512i (&rows)[16]) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xDD);
-    t[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xDD);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    rows[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    rows[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
-  }
-}
 
 // ---- lhs: rows of pairs, kLhsRowStride apart
 
@@ -155,12 +72,7 @@ void PackLhsMk(const PackSource& source, uint32_t* packed) {
     const __m128i lane = _mm_maskz_loadu_epi8(rows, codes + j * leading_stride);
     lanes = _mm512_mask_broadcast_i32x4(lanes, static_cast<__mmask16>(0xF << 4 * j), lane);
   }
-  // Byte 4r+j of the result is byte 16j+r.
-  const __m512i in_lane =
-      _mm512_setr_epi32(0x30201000, 0x31211101, 0x32221202, 0x33231303, 0x34241404, 0x35251505,
-                        0x36261606, 0x37271707, 0x38281808, 0x39291909, 0x3A2A1A0A, 0x3B2B1B0B,
-                        0x3C2C1C0C, 0x3D2D1D0D, 0x3E2E1E0E, 0x3F2F1F0F);
-  return _mm512_permutexvar_epi8(in_lane, lanes);
+  return OrderForQuads(lanes);  // byte 4r+j of it is byte 16j+r
 }
 
 void PackLhsKm(const PackSource& source, uint32_t* packed) {
@@ -258,29 +170,46 @@ constexpr InterleaveIndex MakeInterleaveIndex(int first_col) {
 
 constexpr InterleaveIndex kInterleave[] = {MakeInterleaveIndex(0), MakeInterleaveIndex(kTileCols)};
 
-// Two panels at once: a pair of k is two loads of 64 columns and a byte shuffle for each panel.
+// A pair of k of 64 columns: two loads, and a byte shuffle for each panel.
+class PairCodes {
+ public:
+  explicit PairCodes(Format format)
+      : decoder_(format),
+        interleave_{_mm512_load_si512(kInterleave[0].bytes),
+                    _mm512_load_si512(kInterleave[1].bytes)} {}
+
+  [[gnu::always_inline]] void Load(const uint8_t* codes, int64_t leading_stride, int num_k,
+                                   int num_cols, __m512i (&words)[4]) const {
+    const __mmask64 cols = MaskOfFirst(num_cols);
+    const __m512i even = _mm512_maskz_loadu_epi8(cols, codes);
+    const __m512i odd = _mm512_maskz_loadu_epi8(num_k > 1 ? cols : 0, codes + leading_stride);
+#pragma GCC unroll 2
+    for (int panel = 0; panel < 2; ++panel) {
+      decoder_.Decode(_mm512_permutex2var_epi8(even, interleave_[panel], odd), words[2 * panel],
+                      words[2 * panel + 1]);
+    }
+  }
+
+ private:
+  Decoder decoder_;
+  __m512i interleave_[2];
+};
+
+// Two panels at once.
 void PackRhsKn(const PackSource& source, uint32_t* packed) {
-  const Decoder decoder(source.format);
-  const __m512i interleave[] = {_mm512_load_si512(kInterleave[0].bytes),
-                                _mm512_load_si512(kInterleave[1].bytes)};
-  const __mmask64 cols = MaskOfFirst(source.num_rows);
+  const PairCodes decoder(source.format);
   for (int i = 0; i < source.num_runs; ++i) {
     const KRun& run = source.runs[i];
     for (int k = run.k_begin; k < run.k_end; k += 2) {
       const uint8_t* codes = source.values + k * source.leading_stride;
-      const __m512i even = _mm512_maskz_loadu_epi8(cols, codes);
-      const __m512i odd =
-          _mm512_maskz_loadu_epi8(k + 1 < run.k_end ? cols : 0, codes + source.leading_stride);
-      // As for nk: rows may be pages apart.
-      _mm_prefetch(codes + 8 * source.leading_stride, _MM_HINT_T0);
-      _mm_prefetch(codes + 9 * source.leading_stride, _MM_HINT_T0);
+      _mm_prefetch(codes + source.prefetch_distance, _MM_HINT_T0);
+      _mm_prefetch(codes + source.prefetch_distance + source.leading_stride, _MM_HINT_T0);
+      __m512i words[4];
+      decoder.Load(codes, source.leading_stride, run.k_end - k, source.num_rows, words);
       uint32_t* out = packed + (run.first_word + (k - run.k_begin) / 2) * kTileCols;
-#pragma GCC unroll 2
-      for (int panel = 0; panel < 2; ++panel) {
-        __m512i first, second;
-        decoder.Decode(_mm512_permutex2var_epi8(even, interleave[panel], odd), first, second);
-        _mm512_store_si512(out + panel * kPanelWords, first);
-        _mm512_store_si512(out + panel * kPanelWords + 16, second);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        _mm512_store_si512(out + j / 2 * kPanelWords + j % 2 * 16, words[j]);
       }
     }
   }

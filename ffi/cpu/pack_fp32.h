@@ -99,7 +99,7 @@ void PackRhsAs(const PackSource& source, uint32_t* packed) {
   }
   for (int k = 0; k < num_k; ++k) {
     const uint8_t* codes = source.values + k * source.leading_stride;
-    PrefetchLine(codes + kLinesAhead * source.leading_stride);
+    PrefetchLine(codes + source.prefetch_distance);
     for (int panel = 0, first = 0; first < source.num_rows; ++panel, first += kCols) {
 #pragma GCC unroll 2
       for (int col = 0; col < kCols; col += kDecoded) {

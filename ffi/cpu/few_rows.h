@@ -1,0 +1,120 @@
+// A few rows of lhs times rhs codes that are decoded in registers, once for every ISA: each code is
+// read once and never stored. Included only by gemm_<isa>.cc; everything here is local to that
+// file.
+//
+// `Isa` is the trait that microkernel.h takes, with a class Codes(format) whose
+// Load(codes, leading_stride, num_k, num_cols, words) decodes one word along k of 4 * kLanes
+// columns; only the first `num_cols` of them, and the first `num_k` k of the word, exist.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/gemm_packed.h"
+#include "cpu/microkernel.h"
+
+namespace jax_fp8 {
+namespace {
+
+// kRows rows from `first_row` on.
+template <class Isa, class Codes, int kRows>
+[[gnu::always_inline]] inline void MultiplyCodesOfCols(const CodesProduct& product,
+                                                       const Codes& decoder, int first_row,
+                                                       int first_col, int num_cols) {
+  using Vec = typename Isa::Vec;
+  using Words = typename Isa::Words;
+  constexpr PackedShape kShape = Isa::kShape;
+  constexpr int kVecs = 4, kVecsPerTile = kShape.tile_cols / Isa::kLanes;
+  auto sum_at = [&](int row, int vec) __attribute__((always_inline)) {
+    const int tile = first_col / kShape.tile_cols + vec / kVecsPerTile;
+    return product.sums + tile * product.tile_stride + (first_row + row) * kShape.tile_cols +
+           vec % kVecsPerTile * Isa::kLanes;
+  };
+  Vec sum[kRows][kVecs];
+  ForEach<kRows>([&](auto i) __attribute__((always_inline)) {
+    ForEach<kVecs>([&](auto j) __attribute__((always_inline)) {
+      sum[i][j] = product.starts_piece ? Isa::Zero() : Isa::Load(sum_at(i, j));
+    });
+  });
+  const uint8_t* codes = product.codes + first_col;
+  const uint32_t* lhs = product.lhs + first_row * kShape.lhs_row_stride;
+  for (int k = 0, word = 0; k < product.num_k; k += kShape.k_per_word, ++word) {
+    ForEach<kShape.k_per_word>([&](auto i) __attribute__((always_inline)) {
+      __builtin_prefetch(codes + product.prefetch_distance + i * product.leading_stride);
+    });
+    Words rhs[kVecs];
+    decoder.Load(codes, product.leading_stride, product.num_k - k, num_cols, rhs);
+    codes += kShape.k_per_word * product.leading_stride;
+    ForEach<kRows>([&](auto i) __attribute__((always_inline)) {
+      const Words both = Isa::BroadcastWord(lhs[i * kShape.lhs_row_stride + word]);
+      ForEach<kVecs>([&](auto j) __attribute__((always_inline)) {
+        sum[i][j] = Isa::AddProducts(sum[i][j], both, rhs[j]);
+      });
+    });
+  }
+  ForEach<kRows>([&](auto i) __attribute__((always_inline)) {
+    ForEach<kVecs>([&](auto j)
+                       __attribute__((always_inline)) { Isa::Store(sum_at(i, j), sum[i][j]); });
+  });
+}
+
+template <class Isa, class Codes, int kRows>
+void MultiplyCodesOf(const CodesProduct& product, int first_row) {
+  constexpr int kGroup = 4 * Isa::kLanes;
+  const Codes decoder(product.format);
+  for (int col = 0; col < product.num_cols; col += kGroup) {
+    // Two copies of the loop, so that whole groups have no masks.
+    if (product.num_cols - col >= kGroup) {
+      MultiplyCodesOfCols<Isa, Codes, kRows>(product, decoder, first_row, col, kGroup);
+    } else {
+      MultiplyCodesOfCols<Isa, Codes, kRows>(product, decoder, first_row, col,
+                                             product.num_cols - col);
+    }
+  }
+}
+
+// As many rows at a time as there are registers for; the codes, in L1 by then, are decoded again.
+template <class Isa, class Codes>
+void MultiplyCodesBy(const CodesProduct& product) {
+  constexpr int kMaxRows = Isa::kShape.code_rows;
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    static constexpr void (*kByRows[])(const CodesProduct&,
+                                       int) = {MultiplyCodesOf<Isa, Codes, i + 1>...};
+    for (int row = 0; row < product.num_rows; row += kMaxRows) {
+      kByRows[std::min(kMaxRows, product.num_rows - row) - 1](product, row);
+    }
+  }(std::make_integer_sequence<int, kMaxRows>{});
+}
+
+template <class Isa>
+void MultiplyCodes(const CodesProduct& product) {
+  MultiplyCodesBy<Isa, typename Isa::Codes>(product);
+}
+
+// Codes for the ISAs whose Decode is arithmetic on 16 codes of a format known to the compiler.
+template <class Isa, Format format>
+struct Fp32Codes {
+  explicit Fp32Codes(Format) {}
+
+  [[gnu::always_inline]] void Load(const uint8_t* codes, int64_t, int, int num_cols,
+                                   typename Isa::Words (&words)[4]) const {
+    constexpr int kDecodedAtOnce = 16, kVecs = kDecodedAtOnce / Isa::kLanes;
+    ForEach<4 / kVecs>([&](auto i) __attribute__((always_inline)) {
+      const int first = i * kDecodedAtOnce;
+      typename Isa::Vec values[kVecs];
+      Isa::template Decode<format>(Isa::LoadCodes(codes + first, num_cols - first), values);
+      ForEach<kVecs>([&](auto j) __attribute__((always_inline)) {
+        words[i * kVecs + j] = Isa::AsWords(values[j]);
+      });
+    });
+  }
+};
+
+template <class Isa>
+void MultiplyFp32Codes(const CodesProduct& product) {
+  product.format == Format::kE4M3FN ? MultiplyCodesBy<Isa, Fp32Codes<Isa, Format::kE4M3FN>>(product)
+                                    : MultiplyCodesBy<Isa, Fp32Codes<Isa, Format::kE5M2>>(product);
+}
+
+}  // namespace
+}  // namespace jax_fp8
