@@ -18,6 +18,7 @@ struct GemmAvx512Fp32 : Avx512 {
                                          .block_words = 128,
                                          .lhs_row_stride = 144,
                                          .rhs_panel_words = 32 * 128,
+                                         .follows_memory = true,
                                          .few_rows = 4,
                                          .code_rows = 4};
 

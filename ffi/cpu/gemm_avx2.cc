@@ -19,6 +19,7 @@ struct GemmAvx2 : Avx2 {
                                          .block_words = 256,
                                          .lhs_row_stride = 272,
                                          .rhs_panel_words = 16 * 256,
+                                         .follows_memory = true,
                                          .few_rows = 2,
                                          .code_rows = 2};
 

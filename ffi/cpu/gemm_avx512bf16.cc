@@ -26,14 +26,6 @@ struct GemmAvx512Bf16 : Avx512 {
   using Codes = PairCodes;
 };
 
-void PackLhs(const PackSource& source, uint32_t* packed) {
-  source.k_contiguous ? PackLhsMk(source, packed) : PackLhsKm(source, packed);
-}
-
-void PackRhs(const PackSource& source, uint32_t* packed) {
-  source.k_contiguous ? PackRhsNk(source, packed) : PackRhsKn(source, packed);
-}
-
 constexpr PackedGemmIsa kIsa = {
     GemmAvx512Bf16::kShape,       PackLhs, PackRhs, Multiply<GemmAvx512Bf16>, Store<GemmAvx512Bf16>,
     MultiplyCodes<GemmAvx512Bf16>};

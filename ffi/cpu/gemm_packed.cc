@@ -116,7 +116,7 @@ struct Workspace {
 };
 
 bool IsStreamed(const PackedGemmIsa& isa, const GemmDesc& desc, const GemmBuffers& buffers) {
-  return isa.multiply_codes != nullptr && desc.m <= kMaxStreamedRows && !desc.rhs.k_contiguous &&
+  return isa.shape.follows_memory && desc.m <= kMaxStreamedRows && !desc.rhs.k_contiguous &&
          !IsInPanels(buffers.rhs);
 }
 
@@ -144,6 +144,7 @@ class Task {
                             desc_.split_k > 1)) {
       return false;
     }
+    if (isa_.start != nullptr) isa_.start();
     for (int64_t first = 0; first < num_blocks; first += num_slots_) {
       const int64_t end = std::min(first + num_slots_, num_blocks);
       for (int64_t i = first; i < end; ++i) PackLhs(i);
@@ -153,6 +154,7 @@ class Task {
         for (int64_t i = first; i < end; ++i) MultiplyCols(i, cols, first_kept);
       }
     }
+    if (isa_.finish != nullptr) isa_.finish();
     return true;
   }
 
@@ -162,7 +164,7 @@ class Task {
 
   int64_t NumSlots() const {
     const int64_t num_blocks = k_blocking_.blocks().size();
-    if (isa_.multiply_codes == nullptr) return 1;
+    if (!shape_.follows_memory) return 1;
     if (!desc_.rhs.k_contiguous && !IsInPanels(buffers_.rhs)) return 1;
     const int64_t block_bytes = rows_.size() * shape_.lhs_row_stride * 4;
     return std::clamp<int64_t>(kMaxPackedLhsBytes / block_bytes, 1, num_blocks);

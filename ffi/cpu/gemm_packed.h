@@ -30,8 +30,11 @@ struct PackedShape {
   // the same L1 sets.
   int lhs_row_stride;
   int rhs_panel_words;
-  int few_rows = 0;   // rows up to which multiply_codes takes an lhs; 0: there is none
-  int code_rows = 0;  // of these, how many at a time
+  // Whether few rows of lhs are bound by memory, so that the driver reads a rhs in its order.
+  bool follows_memory = false;
+  int step_words = 1;  // words that are added up at once, from the start of a piece on
+  int few_rows = 0;    // rows up to which multiply_codes takes an lhs; 0: there is none
+  int code_rows = 0;   // of these, how many at a time
   // Floats that a chain takes in TileProduct::partial while it grows; 0 if it grows in registers.
   int chain_floats = 0;
 };
@@ -115,6 +118,9 @@ struct PackedGemmIsa {
   void (*multiply)(const TileProduct& product);
   void (*store)(const TileStore& store);
   void (*multiply_codes)(const CodesProduct& product) = nullptr;
+  // Around the work of one task, where the ISA has registers to set up.
+  void (*start)() = nullptr;
+  void (*finish)() = nullptr;
 };
 
 // The driver for an lhs of few rows, and whether it takes the request.
@@ -123,6 +129,7 @@ bool RunFewRows(const PackedGemmIsa& isa, const GemmDesc& desc, std::span<const 
                 const ParallelFor& parallel_for);
 
 // Null where the build has no code for the ISA.
+const PackedGemmIsa* PackedGemmAmx();
 const PackedGemmIsa* PackedGemmAvx512Bf16();
 const PackedGemmIsa* PackedGemmAvx512Vbmi();
 const PackedGemmIsa* PackedGemmAvx512();

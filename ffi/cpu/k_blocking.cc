@@ -12,6 +12,7 @@ int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
 KBlocking::KBlocking(const PackedShape& shape, const GemmDesc& desc)
     : k_per_word_(shape.k_per_word),
       block_words_(shape.block_words),
+      step_words_(shape.step_words),
       chain_floats_(shape.chain_floats),
       k_(desc.k) {
   const KPieces pieces(desc);
@@ -29,16 +30,19 @@ void KBlocking::AppendPiece(const KPiece& piece) {
   const bool fits = num_words <= block_words_ - words_in_block_;
   const bool fits_an_empty_block = num_words <= block_words_;
   chains_cross_blocks_ |= !fits_an_empty_block;
-  bool starts_block =
-      blocks_.empty() || words_in_block_ == block_words_ || (!fits && fits_an_empty_block);
+  const bool no_step_fits = block_words_ - words_in_block_ < step_words_;
+  bool starts_block = blocks_.empty() || (!fits && (no_step_fits || fits_an_empty_block));
   for (int64_t k = begin; k < end;) {
     if (starts_block) {
       blocks_.push_back(
           {k, static_cast<int>(segments_.size()), 0, static_cast<int>(runs_.size()), 0});
       words_in_block_ = 0;
     }
-    const int64_t room = k_per_word_ * (block_words_ - words_in_block_);
-    const int64_t segment_end = std::min(end, k + room);
+    // A step is never cut by the end of a block.
+    const int64_t room = (block_words_ - words_in_block_) / step_words_ * step_words_;
+    const int64_t words = CeilDiv(end - k, k_per_word_);
+    const bool ends = words <= block_words_ - words_in_block_;
+    const int64_t segment_end = ends ? end : k + k_per_word_ * room;
     const int64_t block_begin = blocks_.back().k_begin;
     AppendSegment({.k_begin = static_cast<int>(k - block_begin),
                    .k_end = static_cast<int>(segment_end - block_begin),

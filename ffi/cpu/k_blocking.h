@@ -35,7 +35,7 @@ class KBlocking {
   void AppendPiece(const KPiece& piece);
   void AppendSegment(const Segment& segment);
 
-  const int k_per_word_, block_words_;
+  const int k_per_word_, block_words_, step_words_;
   const int chain_floats_;
   const int64_t k_;
   int num_pieces_ = 0;

@@ -26,6 +26,12 @@ std::string NotBuilt(const std::string& isa) {
   return "this build has no " + isa + " code (the compiler or the target does not know it)";
 }
 
+std::string WhyNotAmx(const GemmDesc& desc) {
+  if (PackedGemmAmx() == nullptr) return NotBuilt("AMX-BF16");
+  if (!Features().amx_bf16) return "this CPU, or its system, has no AMX-BF16";
+  return WhyNotFp32Model(desc);
+}
+
 std::string WhyNotAvx512Bf16(const GemmDesc& desc) {
   if (PackedGemmAvx512Bf16() == nullptr) return NotBuilt("AVX512_BF16");
   if (!Features().avx512_bf16) return "this CPU has no AVX512_BF16";
@@ -63,6 +69,7 @@ constexpr GemmKernel kGemmKernels[] = {
     {"avx512", WhyNotAvx512, RunPacked<PackedGemmAvx512>},
     {"avx2", WhyNotAvx2, RunPacked<PackedGemmAvx2>},
     {"scalar", WhyNotFp32Model, RunGemmScalar},
+    {"amx", WhyNotAmx, RunPacked<PackedGemmAmx>},
 };
 
 }  // namespace

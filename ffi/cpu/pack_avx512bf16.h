@@ -21,6 +21,7 @@ constexpr PackedShape kBf16Shape = {.tile_rows = 12,
                                     .block_words = 128,
                                     .lhs_row_stride = 144,
                                     .rhs_panel_words = 32 * 128,
+                                    .follows_memory = true,
                                     .few_rows = 4,
                                     .code_rows = 4};
 constexpr int kTileCols = kBf16Shape.tile_cols;
@@ -213,6 +214,14 @@ void PackRhsKn(const PackSource& source, uint32_t* packed) {
       }
     }
   }
+}
+
+void PackLhs(const PackSource& source, uint32_t* packed) {
+  source.k_contiguous ? PackLhsMk(source, packed) : PackLhsKm(source, packed);
+}
+
+void PackRhs(const PackSource& source, uint32_t* packed) {
+  source.k_contiguous ? PackRhsNk(source, packed) : PackRhsKn(source, packed);
 }
 
 }  // namespace
