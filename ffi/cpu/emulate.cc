@@ -81,7 +81,7 @@ template <class Body>
 bool ForEachProduct(std::span<const GemmBuffers> batch, const ParallelFor& parallel_for,
                     const Body& body) {
   if (batch.size() == 1) return body(batch[0], parallel_for), true;
-  const ParallelFor serial{1, [](int64_t num_tasks, const std::function<void(int64_t)>& task) {
+  const ParallelFor serial{1, [](int64_t num_tasks, TaskBody task) {
                              for (int64_t i = 0; i < num_tasks; ++i) task(i);
                            }};
   std::atomic<bool> has_memory = true;

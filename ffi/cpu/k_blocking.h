@@ -21,10 +21,14 @@ class KBlocking {
   };
 
   KBlocking(const PackedShape& shape, const GemmDesc& desc);
+  KBlocking(const KBlocking&) = delete;
+  KBlocking& operator=(const KBlocking&) = delete;
 
-  const std::vector<Block>& blocks() const { return blocks_; }
-  const Segment* segments(const Block& block) const { return &segments_[block.first_segment]; }
-  const KRun* runs(const Block& block) const { return &runs_[block.first_run]; }
+  const std::vector<Block>& blocks() const { return lists_.blocks; }
+  const Segment* segments(const Block& block) const {
+    return &lists_.segments[block.first_segment];
+  }
+  const KRun* runs(const Block& block) const { return &lists_.runs[block.first_run]; }
   int max_segments() const { return max_segments_; }
   // Whether the chain of a piece and the sum of earlier pieces live in memory at once.
   bool needs_partial_tiles() const {
@@ -32,6 +36,16 @@ class KBlocking {
   }
 
  private:
+  // NOTE: every call would otherwise allocate three of them. So a thread has one KBlocking at a
+  // time.
+  struct Lists {
+    std::vector<Block> blocks;
+    std::vector<Segment> segments;
+    std::vector<KRun> runs;
+
+    static Lists& OfThisThread();
+  };
+
   void AppendPiece(const KPiece& piece);
   void AppendSegment(const Segment& segment);
 
@@ -39,9 +53,7 @@ class KBlocking {
   const int chain_floats_;
   const int64_t k_;
   int num_pieces_ = 0;
-  std::vector<Block> blocks_;
-  std::vector<Segment> segments_;
-  std::vector<KRun> runs_;
+  Lists& lists_;
   int words_in_block_ = 0;
   int max_segments_ = 0;
   bool chains_cross_blocks_ = false;
