@@ -94,6 +94,55 @@ def test_place_in_the_batch_changes_no_bit(kernel_row: str) -> None:
     assert_same_bits(together[2, 3], alone)
 
 
+@pytest.mark.parametrize("layouts", list(itertools.product((0, 1), repeat=2)), ids=str)
+@pytest.mark.parametrize(
+    ("n", "k", "lhs_tile", "rhs_tile"),
+    [
+        (130, 700, (1, 128), (128, 100)),
+        (70, 333, (70, 333), (333, 70)),  # one piece, cut by every block
+        (200, 530, (1, 37), (61, 64)),  # pieces of odd length
+    ],
+    ids=str,
+)
+def test_any_number_of_rows_has_the_bits_of_them_all(
+    n: int,
+    k: int,
+    lhs_tile: tuple[int, int],
+    rhs_tile: tuple[int, int],
+    layouts: Any,
+    kernel_row: str,
+) -> None:
+    # Few rows are computed on other paths, which walk the operands in other orders.
+    m = 70
+    case = matmul_arguments(4, m, n, k, lhs_tile, rhs_tile)
+    lhs = fp8.ScaledArray(case["lhs"], case["lhs_scale"], case["lhs_tile"])
+    rhs = fp8.ScaledArray(case["rhs"], case["rhs_scale"], case["rhs_tile"])
+    if layouts[1]:
+        rhs = transposed(rhs)
+
+    def multiply(num_rows: int) -> np.ndarray[Any, Any]:
+        scale = lhs.scale[: -(-num_rows // lhs.tile[0])]
+        tile = (min(lhs.tile[0], num_rows), lhs.tile[1])
+        top = fp8.ScaledArray(lhs.values[:num_rows], scale, tile)
+        if layouts[0] == 0:
+            top = transposed(top)
+        contracting = ((layouts[0],), (layouts[1],))
+        return np.asarray(fp8.scaled_dot_general(top, rhs, (contracting, ((), ()))))
+
+    with fp8.force_kernel(kernel_row):
+        whole = multiply(m)
+        for num_rows in (1, 2, 3, 4, 5, 8, 9, 13, 32, 33, 64, 65):
+            assert_same_bits(multiply(num_rows), whole[:num_rows])
+    assert_same_bits(whole[:3], oracle.gemm_chain_np(*canonical(first_rows(case, 3))))
+
+
+def first_rows(case: dict[str, Any], num_rows: int) -> dict[str, Any]:
+    tile_rows, tile_k = case["lhs_tile"]
+    scale = case["lhs_scale"][: -(-num_rows // tile_rows)]
+    tile = (min(tile_rows, num_rows), tile_k)
+    return case | {"lhs": case["lhs"][:num_rows], "lhs_scale": scale, "lhs_tile": tile}
+
+
 def test_split_of_m_and_n_changes_no_bit(large: dict[str, Any], kernel_row: str) -> None:
     tiles = {"lhs_tile": large["lhs_tile"], "rhs_tile": large["rhs_tile"]}
     lhs, lhs_scale = large["lhs"], large["lhs_scale"]

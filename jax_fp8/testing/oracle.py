@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import ml_dtypes
@@ -23,11 +24,13 @@ __all__ = [
     "gemm_chain_np",
     "gemm_np",
     "quantize_np",
+    "sum_of_pieces_np",
 ]
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+Fma = Callable[[int, Float32], Float32]
 
 _DTYPES: Final[dict[str, npt.DTypeLike]] = {
     "e4m3fn": ml_dtypes.float8_e4m3fn,
@@ -247,6 +250,32 @@ def gemm_chain_np(
     >>> gemm_chain_np(x, x, one, one, (1, 3), (1, 3)).tolist()
     [[0.75]]
     """
+    return sum_of_pieces_np(_add_in_order, lhs, rhs, lhs_scale, rhs_scale, lhs_tile, rhs_tile)
+
+
+def _add_in_order(fma: Fma, begin: int, end: int) -> Float32:
+    partial = np.zeros((), np.float32)
+    for i in range(begin, end):
+        partial = fma(i, partial)
+    return partial
+
+
+def sum_of_pieces_np(
+    add_up: Callable[[Fma, int, int], Float32],
+    lhs: Array,
+    rhs: Array,
+    lhs_scale: npt.ArrayLike,
+    rhs_scale: npt.ArrayLike,
+    lhs_tile: tuple[int, int],
+    rhs_tile: tuple[int, int],
+) -> Float32:
+    """`gemm_chain_np` with another order of sums within the pieces of k.
+
+    Args:
+      add_up: maps (fma, begin, end) to the sum of the products begin … end - 1, (*batch, m, n) or
+        a scalar 0, where fma(i, x) is x plus product i, rounded once.
+      lhs, rhs, lhs_scale, rhs_scale, lhs_tile, rhs_tile: as in `gemm_np`.
+    """
     (m, k), n = lhs.shape[-2:], rhs.shape[-2]
     lhs_scale, rhs_scale = np.asarray(lhs_scale, np.float32), np.asarray(rhs_scale, np.float32)
     lhs32, rhs32 = lhs.astype(np.float32), rhs.astype(np.float32)
@@ -254,12 +283,13 @@ def gemm_chain_np(
     rhs_scales = expand_scale_np(rhs_scale, rhs.shape, rhs_tile)
     batch = np.broadcast_shapes(*(x.shape[:-2] for x in (lhs, rhs, lhs_scale, rhs_scale)))
     acc = np.zeros((*batch, m, n), np.float32)
-    pieces = _pieces(k, lhs_tile[1], rhs_tile[1])
     scales_vary = lhs_scale.shape[-1] > 1 or rhs_scale.shape[-1] > 1
-    for begin, end in pieces:
-        partial = np.zeros_like(acc)
-        for i in range(begin, end):
-            partial = fma_np(lhs32[..., :, None, i], rhs32[..., None, :, i], partial)
+
+    def fma(i: int, sums: Float32) -> Float32:
+        return fma_np(lhs32[..., :, None, i], rhs32[..., None, :, i], sums)
+
+    for begin, end in _pieces(k, lhs_tile[1], rhs_tile[1]):
+        partial = add_up(fma, begin, end)
         with np.errstate(all="ignore"):
             scales = lhs_scales[..., :, None, begin] * rhs_scales[..., None, :, begin]
             scaled = fma_np(partial, scales, acc) if scales_vary else partial * scales
