@@ -6,6 +6,7 @@
 // adds the products of k_per_word k to each lane.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -45,6 +46,7 @@ void MultiplyTile(const TileProduct& product) {
   using Words = typename Isa::Words;
   constexpr PackedShape kShape = Isa::kShape;
   constexpr int kHalf = Isa::kLanes;
+  constexpr int kWordsPerLine = 16;
   static_assert(kShape.tile_cols == 2 * kHalf);
 
   for (int s = 0; s < product.num_segments; ++s) {
@@ -66,14 +68,21 @@ void MultiplyTile(const TileProduct& product) {
 
     const int num_words =
         (segment.k_end - segment.k_begin + kShape.k_per_word - 1) / kShape.k_per_word;
-#pragma GCC unroll 4
-    for (int word = 0; word < num_words; ++word, ++lhs, rhs += kShape.tile_cols) {
-      const Words rhs0 = Isa::LoadWords(rhs), rhs1 = Isa::LoadWords(rhs + kHalf);
+    for (int word = 0; word < num_words; word += kWordsPerLine) {
+      // The next tile's rows: one line of each, from L2.
       ForEach<kRows>([&](auto i) __attribute__((always_inline)) {
-        const Words both = Isa::BroadcastWord(lhs[i * kShape.lhs_row_stride]);
-        sum[i][0] = Isa::AddProducts(sum[i][0], both, rhs0);
-        sum[i][1] = Isa::AddProducts(sum[i][1], both, rhs1);
+        __builtin_prefetch(lhs + (kShape.tile_rows + i) * kShape.lhs_row_stride);
       });
+      const uint32_t* const line_end = lhs + std::min(kWordsPerLine, num_words - word);
+#pragma GCC unroll 4
+      for (; lhs < line_end; ++lhs, rhs += kShape.tile_cols) {
+        const Words rhs0 = Isa::LoadWords(rhs), rhs1 = Isa::LoadWords(rhs + kHalf);
+        ForEach<kRows>([&](auto i) __attribute__((always_inline)) {
+          const Words both = Isa::BroadcastWord(lhs[i * kShape.lhs_row_stride]);
+          sum[i][0] = Isa::AddProducts(sum[i][0], both, rhs0);
+          sum[i][1] = Isa::AddProducts(sum[i][1], both, rhs1);
+        });
+      }
     }
 
     if (segment.ends_piece) {
