@@ -26,6 +26,8 @@ from jax_fp8.dot import dot_general, matmul
 from jax_fp8.einsum import einsum
 from jax_fp8.formats import E4M3FN, E5M2, Format
 from jax_fp8.lowering import register
+from jax_fp8.prepare import prepare
+from jax_fp8.prepared import PreparedArray
 from jax_fp8.quantize import dequantize, quantize
 from jax_fp8.recipes import (
     BlockScaling,
@@ -48,6 +50,7 @@ __all__ = [
     "Format",
     "MXScaling",
     "PerGemm",
+    "PreparedArray",
     "Recipe",
     "RowScaling",
     "ScaledArray",
@@ -63,6 +66,7 @@ __all__ = [
     "force_kernel",
     "formats",
     "matmul",
+    "prepare",
     "quantize",
     "register",
     "require_kernel",

@@ -21,7 +21,7 @@ from jax_fp8.contraction import Contraction, other_axis
 from jax_fp8.gemm import gemm
 from jax_fp8.linear import sides_of, tangent_p
 
-__all__ = ["contract"]
+__all__ = ["contract", "straight_through"]
 
 Array = jax.Array
 Flags = tuple[bool, bool]
@@ -94,7 +94,7 @@ def _evaluate(
     kept = [copies[side] for side in (0, 1) if keep[side]]
     if not any(wrt):
         return out, kept, jnp.zeros_like(out)
-    moving = [_straight_through(c, s, operands[s], tangents[s]) for s in sides_of(wrt)]
+    moving = [straight_through(c, s, operands[s], tangents[s]) for s in sides_of(wrt)]
     residuals: list[Array] = []
     for s in sides_of(wrt):
         if uses[s]:
@@ -103,7 +103,7 @@ def _evaluate(
     return out, kept, tangent_p.bind(*moving, *key, *residuals, wrt=wrt, contraction=c)
 
 
-def _straight_through(c: Contraction, side: int, x: Array, tangent: Array) -> Array:
+def straight_through(c: Contraction, side: int, x: Array, tangent: Array) -> Array:
     """Tangent of x behind the quantiser, by the recipe's `ste`."""
     scale = c.recipe.static_scale(c.roles[side])
     if c.recipe.ste == "pass" or scale is None:  # a computed scale never saturates

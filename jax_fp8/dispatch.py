@@ -14,9 +14,11 @@ import numpy.typing as npt
 from jax_fp8 import _ffi, config, gemm, lowering, recipes
 from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
 from jax_fp8.contraction import cotangent_axis, in_memory_order, other_axis
-from jax_fp8.dot import ROLES, plan_of
+from jax_fp8.dot import ROLES, plan_of, real_dtypes
 from jax_fp8.emulation.machines import MACHINES
-from jax_fp8.operands import check_float_dtype
+from jax_fp8.operands import NOT_LHS, check_float_dtype, check_prepared
+from jax_fp8.prepared import PreparedArray
+from jax_fp8.prepared_dot import check_plan
 from jax_fp8.recipes import Recipe, Role
 
 __all__ = ["Explanation", "GemmChoice", "explain"]
@@ -75,7 +77,7 @@ def explain(
 
     Args:
       lhs: array or `jax.ShapeDtypeStruct` (float32, bfloat16 or float16).
-      rhs: the same.
+      rhs: the same, or prepared weights, for which there is no rhs gradient.
       dimension_numbers: as for `dot_general`; None is the last dim of lhs with the first of rhs.
       recipe: as for `dot_general`.
       roles: as for `dot_general`.
@@ -98,34 +100,49 @@ def explain(
     ['forward', 'lhs gradient', 'rhs gradient']
     """
     call = "explain"
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        check_float_dtype(x.dtype, call, side)
+    if isinstance(lhs, PreparedArray):
+        raise TypeError(f"{call}: lhs is {NOT_LHS}")
+    check_float_dtype(lhs.dtype, call, "lhs")
+    prepared = rhs if isinstance(rhs, PreparedArray) else None
+    if prepared is None:
+        check_float_dtype(rhs.dtype, call, "rhs")
+    else:
+        check_prepared(prepared, call)
     if dimension_numbers is None:
         dimension_numbers = (((len(lhs.shape) - 1,), (0,)), ((), ()))
     plan = plan_of(dimension_numbers, lhs, rhs, call)
+    if prepared is not None:
+        check_plan(plan, call)
     recipe = recipes.check(recipe, call)
     roles_checked = recipes.check_roles(roles, call)
     if preferred_element_type is None:
-        preferred_element_type = gemm.promote(lhs.dtype, rhs.dtype)
+        preferred_element_type = gemm.promote(lhs.dtype, *real_dtypes(rhs))
     out_dtype = gemm.check_out_dtype(preferred_element_type, call)
     platform = platform or jax.default_backend()
 
     m, n = (math.prod(side.sizes(side.free)) for side in (plan.lhs, plan.rhs))
     k = math.prod(plan.lhs.sizes(plan.lhs.contracting))
     sides = [
-        _Operand(roles_checked[0], m, k, plan.lhs.axis),
-        _Operand(roles_checked[1], n, k, plan.rhs.axis),
+        _Operand.of(recipe, roles_checked[0], m, k, plan.lhs.axis),
+        _Operand.of(recipe, roles_checked[1], n, k, plan.rhs.axis),
     ]
+    if prepared is not None:
+        sides[1] = _Operand(
+            "weight", n, k, -2, prepared.format.name, prepared.tile[::-1], is_prepared=True
+        )
     sums = Sums(accumulation, promotion_interval, split_k)
     executions = config.executions(sums, recipe.sums, call=call)
-    choose = functools.partial(_choose, platform=platform, recipe=recipe)
+    choose = functools.partial(_choose, platform=platform)
     choices = [choose("forward", *sides, out_dtype=out_dtype, execution=executions.forward)]
-    for s, name, dtype in ((0, "lhs gradient", lhs.dtype), (1, "rhs gradient", rhs.dtype)):
+    gradients = [(0, "lhs gradient", lhs.dtype)]
+    if prepared is None:
+        gradients.append((1, "rhs gradient", rhs.dtype))
+    for s, name, dtype in gradients:
         # The cotangent is (m, n) in memory; the formulas are those of contraction.py.
         rows, contracted = (m, n) if s == 0 else (n, m)
-        g = _Operand("gradient", rows, contracted, cotangent_axis(s))
-        pair = in_memory_order(g, sides[1 - s].turned(), sides[s].axis)
-        if recipe.weight_gradient == "bfloat16" and sides[s].role == "weight":
+        g = _Operand.of(recipe, "gradient", rows, contracted, cotangent_axis(s))
+        pair = in_memory_order(g, sides[1 - s].turned(recipe), sides[s].axis)
+        if prepared is None and recipe.weight_gradient == "bfloat16" and sides[s].role == "weight":
             sizes = f"m={pair[0].rows} n={pair[1].rows} k={pair[0].k}"
             choices.append(GemmChoice(name, f"{sizes} bf16·bf16->f32", "XLA's dot", ()))
         else:
@@ -140,13 +157,21 @@ class _Operand(NamedTuple):
     rows: int
     k: int
     axis: int  # contracting axis in memory
+    format: str
+    tile: tuple[int, int]  # rows and k
+    is_prepared: bool = False
 
-    def turned(self) -> _Operand:
-        """The same array, contracted along its other axis."""
-        return _Operand(self.role, self.k, self.rows, other_axis(self.axis))
+    @classmethod
+    def of(cls, recipe: Recipe, role: Role, rows: int, k: int, axis: int) -> _Operand:
+        tile = recipes.resolve_tile(recipe.tile(role), (rows, k))
+        return cls(role, rows, k, axis, recipe.format(role).name, tile)
 
-    def tile(self, recipe: Recipe) -> tuple[int, int]:
-        return recipes.resolve_tile(recipe.tile(self.role), (self.rows, self.k))
+    def turned(self, recipe: Recipe) -> _Operand:
+        """The same array, contracted along its other axis; prepared weights as they are."""
+        turned = self.of(recipe, self.role, self.k, self.rows, other_axis(self.axis))
+        if self.is_prepared:
+            return turned._replace(format=self.format, tile=self.tile[::-1])
+        return turned
 
 
 def _without_kernels(
@@ -178,18 +203,16 @@ def _choose(
     rhs: _Operand,
     *,
     platform: str,
-    recipe: Recipe,
     out_dtype: np.dtype[Any],
     execution: config.Execution,
 ) -> GemmChoice:
-    lhs_tile, rhs_tile = lhs.tile(recipe), rhs.tile(recipe)
-    lhs_format, rhs_format = (recipe.format(x.role).name for x in (lhs, rhs))
-    lhs_layout, rhs_layout = gemm.lhs_layout(lhs.axis), gemm.rhs_layout(rhs.axis)
+    lhs_layout = gemm.lhs_layout(lhs.axis)
+    rhs_layout = gemm.rhs_layout(rhs.axis, in_panels=rhs.is_prepared)
     out = _OUT_NAMES[out_dtype.name]
     request = (
         f"m={lhs.rows} n={rhs.rows} k={lhs.k} "
-        f"{lhs_format}[{lhs_tile[0]}x{lhs_tile[1]},{lhs_layout}]·"
-        f"{rhs_format}[{rhs_tile[0]}x{rhs_tile[1]},{rhs_layout}]->{out}{_describe(execution)}"
+        f"{lhs.format}[{lhs.tile[0]}x{lhs.tile[1]},{lhs_layout}]·"
+        f"{rhs.format}[{rhs.tile[0]}x{rhs.tile[1]},{rhs_layout}]->{out}{_describe(execution)}"
     )
     if platform not in lowering.PLATFORMS:
         return _without_kernels(name, request, platform, execution)
@@ -197,13 +220,13 @@ def _choose(
         lhs.rows,
         rhs.rows,
         lhs.k,
-        lhs_format,
-        rhs_format,
+        lhs.format,
+        rhs.format,
         out,
         lhs_layout,
         rhs_layout,
-        lhs_tile,
-        rhs_tile,
+        lhs.tile,
+        rhs.tile,
         execution.accumulation,
         execution.promotion_interval,
         execution.split_k,

@@ -15,7 +15,9 @@ from jax_fp8.autodiff import contract
 from jax_fp8.contraction import Contraction
 from jax_fp8.emulation.machines import MACHINES
 from jax_fp8.emulation.overflow import warn_of_overflow
-from jax_fp8.operands import as_float_array, check_rounding
+from jax_fp8.operands import as_float_array, check_prepared, check_rounding
+from jax_fp8.prepared import PreparedArray
+from jax_fp8.prepared_dot import check_plan, contract_prepared
 from jax_fp8.primitive import refuse_explicit
 from jax_fp8.recipes import Recipe
 
@@ -28,7 +30,7 @@ ROLES = ("input", "weight")
 
 def dot_general(
     lhs: ArrayLike,
-    rhs: ArrayLike,
+    rhs: ArrayLike | PreparedArray,
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: npt.DTypeLike | None = None,
@@ -48,11 +50,14 @@ def dot_general(
 
     Args:
       lhs: float32, bfloat16 or float16 array of any shape.
-      rhs: the same; its dtype may differ from that of lhs.
+      rhs: the same; its dtype may differ from that of lhs. Or weights that were prepared: their
+        format and tile count then, not the recipe's, and the only gradient is that of lhs. Their
+        dims must be batch dims, k, n.
       dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
       precision: None, "default", "highest" or their `jax.lax.Precision`. "highest" asks for sums in
         FP32, which an emulated short accumulator gives only if it is promoted.
       preferred_element_type: float32, bfloat16 or float16 of the result; None promotes lhs and rhs.
+        That of prepared weights is the dtype of lhs.
       recipe: formats and scale tiles; None is `BlockScaling()`.
       roles: "input" or "weight" for lhs and rhs. Two activations are ("input", "input").
       key: `jax.random.key` for a recipe that rounds gradients stochastically, else None.
@@ -83,13 +88,15 @@ def dot_general(
     request = _Request(call, recipe, roles, precision, preferred_element_type, key, sums)
     lhs, rhs = _operands(lhs, rhs, call)
     plan = plan_of(dimension_numbers, lhs, rhs, call)
+    if isinstance(rhs, PreparedArray):
+        check_plan(plan, call)
     check_out_sharding(out_sharding, call)
     return _contract_plan(lhs, rhs, plan, request)
 
 
 def matmul(
     lhs: ArrayLike,
-    rhs: ArrayLike,
+    rhs: ArrayLike | PreparedArray,
     *,
     recipe: Recipe | None = None,
     roles: tuple[str, str] = ROLES,
@@ -105,7 +112,7 @@ def matmul(
 
     Args:
       lhs: (k,), (m, k) or (*batch, m, k).
-      rhs: (k,), (k, n) or (*batch, k, n); batch dims broadcast.
+      rhs: (k,), (k, n) or (*batch, k, n); batch dims broadcast. May be a PreparedArray.
       recipe: formats and scale tiles; None is `BlockScaling()`.
       roles: "input" or "weight" for lhs and rhs.
       precision: as for `dot_general`.
@@ -138,7 +145,9 @@ def matmul(
         return _contract_plan(lhs, rhs, plan, request)
     left = lhs[None, :] if lhs.ndim == 1 else lhs
     rank = max(left.ndim, rhs.ndim)
-    left, right = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (left, rhs))
+    left = left.reshape((1,) * (rank - left.ndim) + left.shape)
+    new = (1,) * (rank - rhs.ndim)
+    right = rhs.with_ndim(rank) if isinstance(rhs, PreparedArray) else rhs.reshape(new + rhs.shape)
     check_k(lhs, lhs_k, rhs, rhs_k, call)
     try:
         np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -164,16 +173,19 @@ class _Request:
 
 
 def _contract_plan(
-    lhs: Array, rhs: Array, plan: dimension_numbers.Plan, request: _Request
+    lhs: Array, rhs: Array | PreparedArray, plan: dimension_numbers.Plan, request: _Request
 ) -> Array:
-    lhs, rhs = plan.lhs.canonical(lhs), plan.rhs.canonical(rhs)
+    lhs = plan.lhs.canonical(lhs)
+    rhs = rhs if isinstance(rhs, PreparedArray) else plan.rhs.canonical(rhs)
     return _contract(lhs, plan.lhs.axis, rhs, plan.rhs.axis, request).reshape(plan.out_shape)
 
 
-def _contract(lhs: Array, lhs_axis: int, rhs: Array, rhs_axis: int, request: _Request) -> Array:
+def _contract(
+    lhs: Array, lhs_axis: int, rhs: Array | PreparedArray, rhs_axis: int, request: _Request
+) -> Array:
     call, key, out_dtype = request.call, request.key, request.preferred_element_type
     if out_dtype is None:
-        out_dtype = gemm.promote(lhs.dtype, rhs.dtype)
+        out_dtype = gemm.promote(lhs.dtype, *real_dtypes(rhs))
     recipe = recipes.check(request.recipe, call)
     roles = recipes.check_roles(request.roles, call)
     key_impl, key_data = "", None
@@ -189,6 +201,8 @@ def _contract(lhs: Array, lhs_axis: int, rhs: Array, rhs_axis: int, request: _Re
         executions=executions,
         key_impl=key_impl,
     )
+    if isinstance(rhs, PreparedArray):
+        return contract_prepared(lhs, rhs, contraction, key_data)
     lhs, rhs = _compat.equalize_varying_axes(lhs, rhs)
     return contract(lhs, rhs, contraction, key_data)
 
@@ -211,16 +225,25 @@ def plan_of(numbers: Any, lhs: Any, rhs: Any, call: str) -> dimension_numbers.Pl
     return dimension_numbers.plan(numbers, tuple(lhs.shape), tuple(rhs.shape), call)
 
 
-def _operands(lhs: ArrayLike, rhs: ArrayLike, call: str) -> tuple[Array, Array]:
-    out = []
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        x = as_float_array(x, call, side)
-        refuse_explicit(x, call, side)
-        out.append(x)
-    return out[0], out[1]
+def real_dtypes(rhs: Any) -> tuple[Any, ...]:
+    """What rhs contributes to the dtype of a product: that of real numbers, codes have none."""
+    return () if isinstance(rhs, PreparedArray) else (rhs.dtype,)
 
 
-def check_k(lhs: Array, lhs_k: int, rhs: Array, rhs_k: int, call: str) -> None:
+def _operands(
+    lhs: ArrayLike, rhs: ArrayLike | PreparedArray, call: str
+) -> tuple[Array, Array | PreparedArray]:
+    x = as_float_array(lhs, call, "lhs")
+    refuse_explicit(x, call, "lhs")
+    if isinstance(rhs, PreparedArray):
+        check_prepared(rhs, call)
+        return x, rhs
+    w = as_float_array(rhs, call, "rhs")
+    refuse_explicit(w, call, "rhs")
+    return x, w
+
+
+def check_k(lhs: Any, lhs_k: int, rhs: Any, rhs_k: int, call: str) -> None:
     if lhs.shape[lhs_k] != rhs.shape[rhs_k]:
         raise ValueError(
             f"{call}: lhs contracting dim {lhs_k} has size {lhs.shape[lhs_k]}, rhs contracting dim "

@@ -12,9 +12,10 @@ import opt_einsum
 
 from jax_fp8 import config, recipes
 from jax_fp8.accumulation import UNSET, PerGemm, Sums, Unset
-from jax_fp8.dot import check_out_sharding, dot_general
+from jax_fp8.dot import check_out_sharding, dot_general, real_dtypes
 from jax_fp8.gemm import promote
-from jax_fp8.operands import as_float_array
+from jax_fp8.operands import as_float_array, check_prepared
+from jax_fp8.prepared import PreparedArray
 from jax_fp8.primitive import refuse_explicit
 from jax_fp8.recipes import OPERAND_ROLES, Recipe
 
@@ -25,7 +26,7 @@ Array = jax.Array
 
 def einsum(
     subscripts: str,
-    *operands: jax.typing.ArrayLike,
+    *operands: jax.typing.ArrayLike | PreparedArray,
     recipe: Recipe | None = None,
     roles: tuple[str, ...] | None = None,
     precision: Any = None,
@@ -44,7 +45,8 @@ def einsum(
 
     Args:
       subscripts: as for jnp.einsum, such as "bld,df->blf"; "..." is allowed.
-      *operands: float32, bfloat16 or float16 arrays.
+      *operands: float32, bfloat16 or float16 arrays. The second of two may be prepared weights,
+        with indices in the order of their dims: batch, contracted, free.
       recipe: formats and scale tiles; None is `BlockScaling()`.
       roles: "input" or "weight" for each operand. None: "input" for the first, "weight" for others.
       precision: as for `dot_general`.
@@ -67,9 +69,7 @@ def einsum(
     (2, 3, 5)
     """
     check_out_sharding(out_sharding, "einsum")
-    arrays = [as_float_array(x, "einsum", f"operand {i}") for i, x in enumerate(operands)]
-    for i, x in enumerate(arrays):
-        refuse_explicit(x, "einsum", f"operand {i}")
+    arrays = [_operand(x, i, len(operands)) for i, x in enumerate(operands)]
     if roles is None:
         roles = ("input",) + ("weight",) * (len(arrays) - 1)
     if len(roles) != len(arrays) or any(role not in OPERAND_ROLES for role in roles):
@@ -89,7 +89,7 @@ def einsum(
         shapes = ", ".join(str(x.shape) for x in arrays)
         raise ValueError(f"einsum: {subscripts!r} does not fit shapes {shapes}: {error}") from error
     if preferred_element_type is None:
-        preferred_element_type = promote(*(x.dtype for x in arrays))
+        preferred_element_type = promote(*(d for x in arrays for d in real_dtypes(x)))
     sums = Sums(accumulation, promotion_interval, split_k)
     config.executions(sums, recipes.check(recipe, "einsum").sums, call="einsum")
     terms = list(zip(inputs.split(","), arrays, roles, strict=True))
@@ -108,7 +108,17 @@ def einsum(
     return result.transpose([names.index(name) for name in out])
 
 
-Term = tuple[str, Array, str]
+Term = tuple[str, Any, str]
+
+
+def _operand(x: Any, index: int, count: int) -> Any:
+    name = f"operand {index}"
+    if isinstance(x, PreparedArray) and (index, count) == (1, 2):
+        check_prepared(x, "einsum", name)
+        return x
+    x = as_float_array(x, "einsum", name)
+    refuse_explicit(x, "einsum", name)
+    return x
 
 
 def _pair(
@@ -122,11 +132,13 @@ def _pair(
     sums: Sums,
 ) -> Term:
     """Contracts two terms (indices, array, role) to the indices in `kept`."""
+    if isinstance(rhs[1], PreparedArray):
+        _check_indices_of_prepared(lhs, rhs, kept)
     (lhs_names, x), (rhs_names, w) = (
         _own_indices(names, array, kept | set(other))
         for (names, array, _), other in ((lhs, rhs[0]), (rhs, lhs[0]))
     )
-    shared = [name for name in lhs_names if name in rhs_names]
+    shared = [name for name in rhs_names if name in lhs_names]
     batch, contracting = ([n for n in shared if (n in kept) == keep] for keep in (True, False))
     x, w = _broadcast_shared(x, lhs_names, w, rhs_names, shared)
     numbers = tuple(
@@ -148,6 +160,22 @@ def _pair(
     )
     free = [n for names in (lhs_names, rhs_names) for n in names if n not in shared]
     return "".join([*batch, *free]), out, "input"
+
+
+def _check_indices_of_prepared(lhs: Term, rhs: Term, kept: set[str]) -> None:
+    names, w, _ = rhs
+    sizes = dict(zip(lhs[0], lhs[1].shape, strict=True))
+    for name, size in zip(names, w.shape, strict=True):
+        if (
+            names.count(name) > 1
+            or (name not in sizes and name not in kept)
+            or (size == 1 < sizes.get(name, 1))
+        ):
+            raise ValueError(
+                f"einsum: index {name!r} of operand 1, a PreparedArray of shape {w.shape}, is "
+                "repeated, summed over or broadcast; prepared weights are multiplied only: do "
+                "that before preparing them"
+            )
 
 
 def _own_indices(names: str, x: Array, needed: set[str]) -> tuple[str, Array]:

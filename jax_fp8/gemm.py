@@ -3,8 +3,9 @@
     out[*b, m, n] = sum over k of (lhs · lhs_scale)[*b, m, k] · (rhs · rhs_scale)[*b, n, k]
 
 Each operand may lie in memory with k last (-1) or with k before its rows (-2): `lhs_axis` and
-`rhs_axis` name its contracting axis, so no layout needs a transposing copy. Batch dims of every
-operand, scales included, are 1 (shared) or the output's.
+`rhs_axis` name its contracting axis, so no layout needs a transposing copy. With `rhs_n` the values
+of rhs (not its scale) lie in panels of its n columns instead, see panels.py; its axis is then -2.
+Batch dims of every operand, scales included, are 1 (shared) or the output's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jax_fp8 import _compat, formats, lowering, primitive, reference
 from jax_fp8.array import scale_shape
 from jax_fp8.config import Execution
 from jax_fp8.emulation.machines import MACHINES, Machine
+from jax_fp8.panels import PANEL_COLS, from_panels, matrix_shape, num_panels
 
 __all__ = ["Matrix", "gemm", "gemm_p", "scale_kind", "validate"]
 
@@ -49,7 +51,10 @@ SCALE_PAIRS: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """FP8 values (*b, r, c) with the scale (*b, ceil(r/tile[0]), ceil(c/tile[1]))."""
+    """FP8 values (*b, r, c) with the scale (*b, ceil(r/tile[0]), ceil(c/tile[1])).
+
+    The values may also be the panels of such values, which `gemm` has to be told.
+    """
 
     values: Array
     scale: Array
@@ -84,8 +89,18 @@ def gemm(
     *,
     out_dtype: npt.DTypeLike,
     execution: Execution,
+    rhs_n: int | None = None,
 ) -> Array:
     """Contracts axis `lhs_axis` of `lhs` with `rhs_axis` of `rhs`; both are -1 or -2.
+
+    Args:
+      lhs: values, scale and tile.
+      lhs_axis: contracting axis of lhs.
+      rhs: values, scale and tile.
+      rhs_axis: contracting axis of rhs.
+      out_dtype: dtype of the result.
+      execution: kernel and accumulation.
+      rhs_n: columns of an rhs whose values lie in panels, None for one that does not.
 
     Returns:
       (*b, m, n) array of `out_dtype`.
@@ -97,6 +112,7 @@ def gemm(
         rhs_axis=rhs_axis,
         lhs_tile=_rows_and_k(lhs.tile, lhs_axis),
         rhs_tile=_rows_and_k(rhs.tile, rhs_axis),
+        rhs_n=rhs_n,
         out_dtype=np.dtype(out_dtype).name,
         execution=execution,
     )
@@ -120,13 +136,14 @@ def validate(
     rhs_tile: Tile,
     out_dtype: npt.DTypeLike,
     execution: Execution | None = None,
+    rhs_n: int | None = None,
     call: str = "jax_fp8.gemm",
 ) -> tuple[int, ...]:
     """Checks everything that a GEMM needs; every caller and every platform relies on this alone.
 
     Args:
       lhs: array or abstract value, (*b, m, k) or (*b, k, m) by `lhs_axis`.
-      rhs: array or abstract value, (*b, n, k) or (*b, k, n) by `rhs_axis`.
+      rhs: array or abstract value, (*b, n, k) or (*b, k, n) by `rhs_axis`, or panels of the latter.
       lhs_scale: float32, dims in the order of lhs.
       rhs_scale: float32, dims in the order of rhs.
       lhs_axis: contracting axis of lhs, -1 or -2.
@@ -135,6 +152,7 @@ def validate(
       rhs_tile: (rows, k) that one scale of rhs covers.
       out_dtype: dtype of the result.
       execution: how the GEMM adds up, which decides about FNUZ codes and the tiles of MX machines.
+      rhs_n: n, if rhs lies in panels.
       call: name of the public function, for messages.
 
     Returns:
@@ -146,16 +164,20 @@ def validate(
     """
     check_out_dtype(out_dtype, call)
     machine = None if execution is None else MACHINES.get(execution.accumulation)
+    lhs_shape, rhs_shape = tuple(lhs.shape), tuple(rhs.shape)
+    if rhs_n is not None:
+        check_panels(rhs_shape, rhs_n, f"{call}: rhs")
+        rhs_shape = matrix_shape(rhs_shape, rhs_n)
     batches = []
-    for side, x, scale, axis, tile in (
-        ("lhs", lhs, lhs_scale, lhs_axis, lhs_tile),
-        ("rhs", rhs, rhs_scale, rhs_axis, rhs_tile),
+    for side, x, shape, scale, axis, tile in (
+        ("lhs", lhs, lhs_shape, lhs_scale, lhs_axis, lhs_tile),
+        ("rhs", rhs, rhs_shape, rhs_scale, rhs_axis, rhs_tile),
     ):
         check_codes(x.dtype, machine, f"{call}: {side}")
         if axis not in (-1, -2):
             raise ValueError(f"{call}: {side} contracting axis is {axis}; it must be -1 or -2")
-        if len(x.shape) < 2:
-            raise ValueError(f"{call}: {side} has shape {x.shape}; it needs at least 2 dims")
+        if len(shape) < 2:
+            raise ValueError(f"{call}: {side} has shape {shape}; it needs at least 2 dims")
         if np.dtype(scale.dtype) != np.dtype(np.float32):
             raise TypeError(
                 f"{call}: {side} scale has dtype {scale.dtype}; scales are float32: convert with "
@@ -163,26 +185,25 @@ def validate(
             )
         if any(size < 1 for size in tile):
             raise ValueError(f"{call}: {side} tile {tile} has a size below 1")
-        expected = scale_shape(tuple(x.shape[-2:]), _rows_and_k(tile, axis))
-        if len(scale.shape) != len(x.shape) or tuple(scale.shape[-2:]) != expected:
+        expected = scale_shape(shape[-2:], _rows_and_k(tile, axis))
+        if len(scale.shape) != len(shape) or tuple(scale.shape[-2:]) != expected:
             raise ValueError(
                 f"{call}: {side} scale has shape {tuple(scale.shape)}; values of shape "
-                f"{tuple(x.shape)} with tiles of {tile[0]} rows and {tile[1]} k need "
+                f"{shape} with tiles of {tile[0]} rows and {tile[1]} k need "
                 f"(*batch, {expected[0]}, {expected[1]})"
             )
         if machine is not None and machine.scales_inside:
-            _check_mx_tile(machine.name, tile[1], x.shape[axis], f"{call}: {side}")
-        batches += [tuple(x.shape[:-2]), tuple(scale.shape[:-2])]
-    if len(lhs.shape) != len(rhs.shape):
+            _check_mx_tile(machine.name, tile[1], shape[axis], f"{call}: {side}")
+        batches += [shape[:-2], tuple(scale.shape[:-2])]
+    if len(lhs_shape) != len(rhs_shape):
         raise ValueError(
-            f"{call}: lhs has {len(lhs.shape)} dims and rhs has {len(rhs.shape)}; give both the "
+            f"{call}: lhs has {len(lhs_shape)} dims and rhs has {len(rhs_shape)}; give both the "
             "same number of batch dims (size 1 where shared)"
         )
-    k = {side: x.shape[axis] for side, x, axis in (("lhs", lhs, lhs_axis), ("rhs", rhs, rhs_axis))}
-    if k["lhs"] != k["rhs"]:
+    if lhs_shape[lhs_axis] != rhs_shape[rhs_axis]:
         raise ValueError(
-            f"{call}: the contracting dim of lhs has size {k['lhs']}, that of rhs has size "
-            f"{k['rhs']}; they must be equal"
+            f"{call}: the contracting dim of lhs has size {lhs_shape[lhs_axis]}, that of rhs has "
+            f"size {rhs_shape[rhs_axis]}; they must be equal"
         )
     batch = []
     for dim, sizes in enumerate(zip(*batches, strict=True)):
@@ -193,7 +214,17 @@ def validate(
                 f"(lhs scale), {sizes[3]} (rhs scale); they must be equal or 1"
             )
         batch.append(distinct.pop() if distinct else 1)
-    return (*batch, lhs.shape[-3 - lhs_axis], rhs.shape[-3 - rhs_axis])
+    return (*batch, lhs_shape[-3 - lhs_axis], rhs_shape[-3 - rhs_axis])
+
+
+def check_panels(shape: tuple[int, ...], n: int, what: str) -> None:
+    """Raises unless `shape` is that of panels which hold n columns."""
+    if len(shape) < 3 or shape[-3] != num_panels(n) or shape[-1] != PANEL_COLS:
+        raise ValueError(
+            f"{what} has values of shape {shape}; the panels of n={n} columns have the shape "
+            f"(*batch, {num_panels(n)}, k, {PANEL_COLS}): only dims before those can be sliced or "
+            "mapped away. To cut k or n, cut the weights and prepare them again"
+        )
 
 
 def check_codes(dtype: npt.DTypeLike, machine: Machine | None, what: str) -> None:
@@ -256,6 +287,7 @@ def _abstract(
     rhs_axis: int,
     lhs_tile: Tile,
     rhs_tile: Tile,
+    rhs_n: int | None,
     out_dtype: str,
     execution: Execution,
 ) -> Any:
@@ -270,6 +302,7 @@ def _abstract(
         rhs_tile=rhs_tile,
         out_dtype=out_dtype,
         execution=execution,
+        rhs_n=rhs_n,
     )
     # `update` keeps the mesh and the varying axes of lhs, which `gemm` has made those of all four.
     return lhs.update(shape=shape, dtype=np.dtype(out_dtype), weak_type=False)
@@ -298,13 +331,14 @@ def _target(
     rhs_axis: int,
     lhs_tile: Tile,
     rhs_tile: Tile,
+    rhs_n: int | None,
     out_dtype: str,
     execution: Execution,
     num_operands: int,
 ) -> tuple[str, dict[str, Any]]:
     return "jax_fp8.gemm.v1", {
         "lhs_layout": lhs_layout(lhs_axis),
-        "rhs_layout": rhs_layout(rhs_axis),
+        "rhs_layout": rhs_layout(rhs_axis, in_panels=rhs_n is not None),
         "lhs_tile": np.array(lhs_tile, np.int64),
         "rhs_tile": np.array(rhs_tile, np.int64),
         "accumulation": execution.accumulation,
@@ -318,8 +352,10 @@ def lhs_layout(axis: int) -> str:
     return "mk" if axis == -1 else "km"
 
 
-def rhs_layout(axis: int) -> str:
+def rhs_layout(axis: int, *, in_panels: bool = False) -> str:
     """The kernels' word for the memory order of rhs."""
+    if in_panels:
+        return "panels"
     return "nk" if axis == -1 else "kn"
 
 
@@ -333,9 +369,13 @@ def _reference(
     rhs_axis: int,
     lhs_tile: Tile,
     rhs_tile: Tile,
+    rhs_n: int | None,
     out_dtype: str,
     execution: Execution,
 ) -> Array:
+    if rhs_n is not None:
+        rhs = from_panels(rhs, rhs_n)
+
     def k_last(x: Array, axis: int) -> Array:
         return x if axis == -1 else jnp.swapaxes(x, -1, -2)
 

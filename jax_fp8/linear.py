@@ -31,7 +31,7 @@ from jax_fp8.fold import fold_batch_into_axis, folded_length
 from jax_fp8.gemm import Matrix, gemm
 from jax_fp8.reference import expand_scale
 
-__all__ = ["gradient_p", "sides_of", "tangent_p"]
+__all__ = ["fp8_gradient", "gradient_p", "sides_of", "tangent_p"]
 
 Array = jax.Array
 Axes = tuple[int, ...]
@@ -135,7 +135,7 @@ def _gradient_impl(
     gradients = []
     for s, residual in zip(sides, split.residuals, strict=True):
         if c.is_fp8_gradient(s):
-            out = _fp8_gradient(c, s, next(copies), _fixed(c, s, residual), reduce[s], dtypes[s])
+            out = fp8_gradient(c, s, next(copies), _fixed(c, s, residual), reduce[s], dtypes[s])
         else:
             out = _bfloat16_gradient(c, s, ct, residual.exact, reduce[s]).astype(dtypes[s])
         gradients.append(
@@ -144,7 +144,7 @@ def _gradient_impl(
     return gradients
 
 
-def _fp8_gradient(
+def fp8_gradient(
     c: Contraction, s: int, g: Matrix, fixed: Matrix, reduced: Axes, dtype: str
 ) -> Array:
     if reduced:  # the GEMM sums over these batch dims too

@@ -11,13 +11,16 @@ import numpy.typing as npt
 
 from jax_fp8 import formats
 from jax_fp8.array import ScaledArray
+from jax_fp8.prepared import PreparedArray
 from jax_fp8.primitive import refuse_explicit
 
 __all__ = [
     "FLOAT_DTYPES",
+    "NOT_LHS",
     "OFFERED",
     "as_float_array",
     "check_float_dtype",
+    "check_prepared",
     "check_rounding",
     "check_scaled_array",
 ]
@@ -26,11 +29,17 @@ Array = jax.Array
 
 #: dtypes of real numbers that kernels read and write.
 FLOAT_DTYPES = tuple(np.dtype(t) for t in (jnp.float32, jnp.bfloat16, jnp.float16))
+NOT_LHS = (
+    "a PreparedArray, which only the rhs of a product can be; swap the operands, or take its "
+    "unprepare() or dequantize()"
+)
 OFFERED = "float32, bfloat16 and float16 are offered"
 
 
 def check_scaled_array(q: Any, call: str, side: str) -> None:
     """Raises unless `q` is a sound ScaledArray that no Explicit mesh axis shards."""
+    if isinstance(q, PreparedArray):
+        raise TypeError(f"{call}: {side} is {NOT_LHS}")
     if not isinstance(q, ScaledArray):
         raise TypeError(
             f"{call}: {side} is {type(q).__name__}; it must be a ScaledArray: use quantize, or "
@@ -39,6 +48,13 @@ def check_scaled_array(q: Any, call: str, side: str) -> None:
     q.check(call, side)
     refuse_explicit(q.values, call, side)
     refuse_explicit(q.scale, call, f"{side} scale")
+
+
+def check_prepared(w: PreparedArray, call: str, side: str = "rhs") -> None:
+    """Raises unless `w` is sound and no Explicit mesh axis shards it."""
+    w.check(call, side)
+    refuse_explicit(w.values, call, side)
+    refuse_explicit(w.scale, call, f"{side} scale")
 
 
 def check_rounding(rounding: str, key: Any, call: str) -> bool:
@@ -57,6 +73,14 @@ def check_rounding(rounding: str, key: Any, call: str) -> bool:
 
 def as_float_array(x: Any, call: str, side: str) -> Array:
     """Returns `x` as a JAX array of one of `FLOAT_DTYPES`, or raises."""
+    if isinstance(x, PreparedArray):
+        raise TypeError(f"{call}: {side} is {NOT_LHS}")
+    if isinstance(x, ScaledArray):
+        raise TypeError(
+            f"{call}: {side} is a ScaledArray; this call quantises real numbers itself. Use "
+            "scaled_dot_general for two ScaledArrays, prepare to multiply real numbers with it, or "
+            "its dequantize()"
+        )
     x = jnp.asarray(x)
     check_float_dtype(x.dtype, call, side)
     return x

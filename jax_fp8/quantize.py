@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jax_fp8.operands import (
     check_rounding,
     check_scaled_array,
 )
+from jax_fp8.panels import by_bytes
 from jax_fp8.primitive import refuse_explicit
 from jax_fp8.quantize_primitive import bind_quantize, dequantize_p, quantize_p
 from jax_fp8.scaling import scale_to_e8m0, scale_to_float32
@@ -209,16 +209,4 @@ def _canonical_tiles(x: Array, tile: tuple[int, ...]) -> tuple[Any, Tile, Any]:
         y = y.reshape(lead, *padded)[(slice(None), *(slice(dim) for dim in dims))]
         return y.reshape(shape)
 
-    return _by_bytes(gather), (1, volume), _by_bytes(scatter)
-
-
-def _by_bytes(move: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Moves FP8 codes as bytes: XLA on CPU would turn them into float16 and back, changing NaNs."""
-
-    def moved(y: Array) -> Array:
-        if formats.from_dtype(y.dtype) is None:
-            return move(y)
-        codes = move(jax.lax.bitcast_convert_type(y, jnp.uint8))
-        return jax.lax.bitcast_convert_type(codes, y.dtype)
-
-    return moved
+    return by_bytes(gather), (1, volume), by_bytes(scatter)

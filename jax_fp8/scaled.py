@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,7 +16,9 @@ from jax_fp8.array import ScaledArray, resolve_tile, scale_shape
 from jax_fp8.dot import check_k, plan_of
 from jax_fp8.emulation.machines import MACHINES
 from jax_fp8.emulation.overflow import warn_of_overflow
-from jax_fp8.operands import check_scaled_array
+from jax_fp8.operands import NOT_LHS, check_prepared, check_scaled_array
+from jax_fp8.prepared import PreparedArray
+from jax_fp8.prepared_dot import check_plan
 from jax_fp8.primitive import refuse_explicit
 from jax_fp8.scaling import scale_to_float32
 
@@ -27,7 +30,7 @@ ArrayLike = jax.typing.ArrayLike
 
 def scaled_dot_general(
     lhs: ScaledArray,
-    rhs: ScaledArray,
+    rhs: ScaledArray | PreparedArray,
     dimension_numbers: Any,
     preferred_element_type: npt.DTypeLike = np.float32,
     *,
@@ -41,7 +44,8 @@ def scaled_dot_general(
 
     Args:
       lhs: scaled array, E4M3FN or E5M2.
-      rhs: scaled array, E4M3FN or E5M2; the formats may differ.
+      rhs: scaled array, E4M3FN or E5M2; the formats may differ. Or prepared weights, with dims in
+        their order: batch dims, k, n.
       dimension_numbers: as for `jax.lax.dot_general`.
       preferred_element_type: float32, bfloat16 or float16: the FP32 result is rounded to it once.
       accumulation: accumulation model to emulate on a CPU, a name of `emulation.MACHINES`; explicit
@@ -64,28 +68,37 @@ def scaled_dot_general(
     (4, 4)
     """
     call = "scaled_dot_general"
-    for side, q in (("lhs", lhs), ("rhs", rhs)):
-        check_scaled_array(q, call, side)
+    check_scaled_array(lhs, call, "lhs")
+    if isinstance(rhs, PreparedArray):
+        check_prepared(rhs, call)
+    else:
+        check_scaled_array(rhs, call, "rhs")
     plan = plan_of(dimension_numbers, lhs, rhs, call)
     execution = _execution(Sums(accumulation, promotion_interval, split_k), call)
     _check_scale_kinds(plan, lhs, rhs, execution, call)
-    lhs, rhs = (ScaledArray(q.values, scale_to_float32(q.scale), q.tile) for q in (lhs, rhs))
+    rhs_n = None
+    if isinstance(rhs, PreparedArray):
+        check_plan(plan, call)
+        w, w_axis, rhs_n = rhs.operand(), -2, rhs.n
+    else:
+        w, w_axis = plan.rhs.canonical_scaled(_with_float32(rhs), call, "rhs"), plan.rhs.axis
     out = gemm.gemm(
-        plan.lhs.canonical_scaled(lhs, call, "lhs"),
+        plan.lhs.canonical_scaled(_with_float32(lhs), call, "lhs"),
         plan.lhs.axis,
-        plan.rhs.canonical_scaled(rhs, call, "rhs"),
-        plan.rhs.axis,
+        w,
+        w_axis,
         out_dtype=gemm.check_out_dtype(preferred_element_type, call),
         execution=execution,
+        rhs_n=rhs_n,
     )
     return out.reshape(plan.out_shape)
 
 
 def scaled_matmul(
     lhs: ArrayLike,
-    rhs: ArrayLike,
+    rhs: ArrayLike | PreparedArray,
     lhs_scale: ArrayLike,
-    rhs_scale: ArrayLike,
+    rhs_scale: ArrayLike | None = None,
     *,
     lhs_tile: tuple[int, int] | None = None,
     rhs_tile: tuple[int, int] | None = None,
@@ -98,13 +111,15 @@ def scaled_matmul(
 
     Args:
       lhs: (m, k) or (*batch, m, k) FP8 values.
-      rhs: (k, n) or (*batch, k, n) FP8 values.
+      rhs: (k, n) or (*batch, k, n) FP8 values, or prepared weights, which bring their scale.
       lhs_scale: dequantizing float32 scale (any value; IEEE arithmetic decides): a scalar or (1,)
         for the whole operand, (m, 1) per row, or a grid (ceil(m / tile), ceil(k / tile)). With
-      batch dims: (*batch or 1s, …) before those. rhs_scale: the same on (k, n): a scalar, (1, n)
-      per column, or a grid. lhs_tile: (m, k) sizes that one scale covers, -1 for a whole dim.
-        Needed where the grid does not divide the dim, or where more than one usual tile explains
-      it. rhs_tile: (k, n) sizes that one scale covers.
+        batch dims: (*batch or 1s, …) before those.
+      rhs_scale: the same on (k, n): a scalar, (1, n) per column, or a grid. None only for prepared
+        weights.
+      lhs_tile: (m, k) sizes that one scale covers, -1 for a whole dim. Needed where the grid does
+        not divide the dim, or where more than one usual tile explains it.
+      rhs_tile: (k, n) sizes that one scale covers.
       preferred_element_type: float32, bfloat16 or float16.
       accumulation: see `scaled_dot_general`. "cdna3_mfma" takes FNUZ values too.
       promotion_interval: see `scaled_dot_general`.
@@ -122,58 +137,74 @@ def scaled_matmul(
     [8.0, 8.0, 8.0]
     """
     call = "scaled_matmul"
-    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     execution = _execution(Sums(accumulation, promotion_interval, split_k), call)
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        gemm.check_codes(x.dtype, MACHINES.get(execution.accumulation), f"{call}: {side}")
-        if x.ndim < 2:
-            raise ValueError(f"{call}: {side} has shape {x.shape}; it must be a matrix")
+    if isinstance(lhs, PreparedArray):
+        raise TypeError(f"{call}: lhs is {NOT_LHS}")
+    if isinstance(rhs, PreparedArray):
+        check_prepared(rhs, call)
+    lhs, rhs = jnp.asarray(lhs), rhs if isinstance(rhs, PreparedArray) else jnp.asarray(rhs)
+    for side, array in (("lhs", lhs), ("rhs", rhs)):
+        gemm.check_codes(array.dtype, MACHINES.get(execution.accumulation), f"{call}: {side}")
+        if array.ndim < 2:
+            raise ValueError(f"{call}: {side} has shape {array.shape}; it must be a matrix")
     check_k(lhs, lhs.ndim - 1, rhs, rhs.ndim - 2, call)
-    rank = max(lhs.ndim, rhs.ndim)
-    operands = []
-    for side, x, scale, tile in (
-        ("lhs", lhs, lhs_scale, lhs_tile),
-        ("rhs", rhs, rhs_scale, rhs_tile),
-    ):
-        refuse_explicit(x, call, side)
-        scale, tile = _scale_and_tile(scale, tile, x.shape, call, side)
-        refuse_explicit(scale, call, f"{side}_scale")
-        lead = (1,) * (rank - x.ndim)
-        operands.append(
-            (
-                x.reshape(lead + x.shape),
-                scale.reshape((1,) * (rank - scale.ndim) + scale.shape),
-                tile,
+    rank, rhs_n = max(lhs.ndim, rhs.ndim), None
+    x = _raw_matrix(lhs, lhs_scale, lhs_tile, rank, call, "lhs")
+    if isinstance(rhs, PreparedArray):
+        if rhs_scale is not None or rhs_tile is not None:
+            raise ValueError(
+                f"{call}: rhs is a PreparedArray, which has its scale and tile within; leave "
+                "rhs_scale and rhs_tile None"
             )
+        rhs, rhs_n = rhs.with_ndim(rank), rhs.n
+        w = gemm.Matrix(rhs.values, rhs.scale, rhs.tile)
+    elif rhs_scale is None:
+        raise ValueError(
+            f"{call}: rhs_scale is None; only prepared weights bring a scale of theirs"
         )
-    (lhs, lhs_scale, lhs_pair), (rhs, rhs_scale, rhs_pair) = operands
-    lhs_kind = gemm.scale_kind(lhs_scale.dtype, lhs_scale.shape[-1], lhs_scale.shape[-2])
-    rhs_kind = gemm.scale_kind(rhs_scale.dtype, rhs_scale.shape[-2], rhs_scale.shape[-1])
+    else:
+        w = _raw_matrix(rhs, rhs_scale, rhs_tile, rank, call, "rhs")
+    lhs_kind = gemm.scale_kind(x.scale.dtype, x.scale.shape[-1], x.scale.shape[-2])
+    rhs_kind = gemm.scale_kind(w.scale.dtype, w.scale.shape[-2], w.scale.shape[-1])
     gemm.check_scale_pair(call, lhs_kind, rhs_kind)
     gemm.check_mx_scales(execution, lhs_kind, f"{call}: lhs")
-    lhs_scale, rhs_scale = (scale_to_float32(s) for s in (lhs_scale, rhs_scale))
+    x, w = (dataclasses.replace(q, scale=scale_to_float32(q.scale)) for q in (x, w))
     out_dtype = gemm.check_out_dtype(preferred_element_type, call)
     gemm.validate(
-        lhs,
-        rhs,
-        lhs_scale,
-        rhs_scale,
+        x.values,
+        w.values,
+        x.scale,
+        w.scale,
         lhs_axis=-1,
         rhs_axis=-2,
-        lhs_tile=lhs_pair,
-        rhs_tile=rhs_pair[::-1],
+        lhs_tile=x.tile,
+        rhs_tile=w.tile[::-1],
         out_dtype=out_dtype,
         execution=execution,
+        rhs_n=rhs_n,
         call=call,
     )
-    return gemm.gemm(
-        gemm.Matrix(lhs, lhs_scale, lhs_pair),
-        -1,
-        gemm.Matrix(rhs, rhs_scale, rhs_pair),
-        -2,
-        out_dtype=out_dtype,
-        execution=execution,
-    )
+    return gemm.gemm(x, -1, w, -2, out_dtype=out_dtype, execution=execution, rhs_n=rhs_n)
+
+
+def _raw_matrix(
+    x: Array,
+    scale: ArrayLike,
+    tile: tuple[int, int] | None,
+    rank: int,
+    call: str,
+    side: str,
+) -> gemm.Matrix:
+    """Raw values and their scale, in `rank` dims."""
+    refuse_explicit(x, call, side)
+    scale, tile = _scale_and_tile(scale, tile, x.shape, call, side)
+    refuse_explicit(scale, call, f"{side}_scale")
+    x, scale = (y.reshape((1,) * (rank - y.ndim) + y.shape) for y in (x, scale))
+    return gemm.Matrix(x, scale, tile)
+
+
+def _with_float32(q: ScaledArray) -> ScaledArray:
+    return ScaledArray(q.values, scale_to_float32(q.scale), q.tile)
 
 
 def _execution(sums: Sums, call: str) -> config.Execution:
@@ -185,7 +216,7 @@ def _execution(sums: Sums, call: str) -> config.Execution:
 def _check_scale_kinds(
     plan: dimension_numbers.Plan,
     lhs: ScaledArray,
-    rhs: ScaledArray,
+    rhs: ScaledArray | PreparedArray,
     execution: config.Execution,
     call: str,
 ) -> None:

@@ -3,6 +3,11 @@
 namespace jax_fp8 {
 namespace {
 
+const char* RhsLayout(const OperandDesc& rhs) {
+  if (rhs.in_panels) return "panels";
+  return rhs.k_contiguous ? "nk" : "kn";
+}
+
 std::string OperandToString(const OperandDesc& operand, const char* layout) {
   return std::string(Info(operand.format).name) + "[" + std::to_string(operand.tile_rows) + "x" +
          std::to_string(operand.tile_k) + "," + layout + "]";
@@ -26,8 +31,7 @@ std::string ToString(const GemmDesc& desc) {
   std::string text = "m=" + std::to_string(desc.m) + " n=" + std::to_string(desc.n) +
                      " k=" + std::to_string(desc.k) + " " +
                      OperandToString(desc.lhs, desc.lhs.k_contiguous ? "mk" : "km") + "·" +
-                     OperandToString(desc.rhs, desc.rhs.k_contiguous ? "nk" : "kn") + "->" +
-                     OutTypeName(desc.out);
+                     OperandToString(desc.rhs, RhsLayout(desc.rhs)) + "->" + OutTypeName(desc.out);
   if (desc.machine != nullptr) {
     text += std::string(" accumulation=") + desc.machine->name;
     if (!desc.machine->ignores_interval && desc.promotion_interval != 0) {

@@ -17,9 +17,10 @@ enum class OutType : uint8_t { kF32, kBF16, kF16 };
 // What one operand looks like to the contraction: `rows` is m for lhs and n for rhs.
 struct OperandDesc {
   Format format;
-  bool k_contiguous;  // "mk"/"nk" in memory; false: "km"/"kn"
-  int64_t tile_rows;  // rows that one scale covers, 1 … rows
-  int64_t tile_k;     // k that one scale covers, 1 … k
+  bool k_contiguous;       // "mk"/"nk" in memory; false: "km"/"kn"
+  int64_t tile_rows;       // rows that one scale covers, 1 … rows
+  int64_t tile_k;          // k that one scale covers, 1 … k
+  bool in_panels = false;  // a prepared rhs, see OperandBuffer; never k_contiguous
 };
 
 struct GemmDesc {

@@ -35,9 +35,9 @@ struct OperandArgs {
   ffi::Span<const int64_t> tile;
 };
 
-// The last two dims of an operand and its scale, told apart by layout.
+// The dims behind the batch dims of an operand and its scale, told apart by layout.
 struct OperandSizes {
-  bool k_contiguous;
+  bool k_contiguous, in_panels;
   int64_t rows, k, tile_rows, tile_k, scale_rows, scale_k;
 };
 
@@ -59,13 +59,16 @@ ffi::Error ReadOperand(const OperandArgs& args, Dims out, int64_t rows, OperandD
   if (args.scale.element_type() != ffi::DataType::F32) {
     return Invalid(name + "_scale must be float32");
   }
-  if (dims.size() != out.size() || scale_dims.size() != out.size()) {
-    return Invalid(name + ToString(dims) + ", " + name + "_scale" + ToString(scale_dims) +
-                   " and out" + ToString(out) + " must have the same number of dims");
+  const bool in_panels = args.layout == "panels";
+  if (in_panels ? row_dim != "n" : args.layout != row_dim + "k" && args.layout != "k" + row_dim) {
+    return Invalid(name + "_layout must be '" + row_dim + "k' or 'k" + row_dim +
+                   (row_dim == "n" ? "' or 'panels" : "") + "', is '" + std::string(args.layout) +
+                   "'");
   }
-  if (args.layout != row_dim + "k" && args.layout != "k" + row_dim) {
-    return Invalid(name + "_layout must be '" + row_dim + "k' or 'k" + row_dim + "', is '" +
-                   std::string(args.layout) + "'");
+  if (dims.size() != out.size() + in_panels || scale_dims.size() != out.size()) {
+    return Invalid(name + ToString(dims) + (in_panels ? " in panels, with one dim more, " : ", ") +
+                   name + "_scale" + ToString(scale_dims) + " and out" + ToString(out) +
+                   " must have the same number of dims");
   }
   if (args.tile.size() != 2 || args.tile[0] < 1 || args.tile[1] < 1) {
     return Invalid(name + "_tile must be two sizes >= 1");
@@ -78,11 +81,24 @@ ffi::Error ReadOperand(const OperandArgs& args, Dims out, int64_t rows, OperandD
                      ToString(out));
     }
   }
-  const bool k_contiguous = args.layout[1] == 'k';
+  const bool k_contiguous = !in_panels && args.layout[1] == 'k';
   const size_t row_idx = batch_rank + (k_contiguous ? 0 : 1);
   const size_t k_idx = batch_rank + (k_contiguous ? 1 : 0);
-  *sizes = {k_contiguous, dims[row_idx],       dims[k_idx],      args.tile[0],
-            args.tile[1], scale_dims[row_idx], scale_dims[k_idx]};
+  *sizes = {.k_contiguous = k_contiguous,
+            .in_panels = in_panels,
+            .rows = in_panels ? rows : dims[row_idx],
+            .k = dims[in_panels ? batch_rank + 1 : k_idx],
+            .tile_rows = args.tile[0],
+            .tile_k = args.tile[1],
+            .scale_rows = scale_dims[row_idx],
+            .scale_k = scale_dims[k_idx]};
+  // (panels, k, columns of a panel): only out knows n.
+  if (in_panels &&
+      (dims[batch_rank] != CeilDiv(rows, kPanelCols) || dims[batch_rank + 2] != kPanelCols)) {
+    return Invalid(name + ToString(dims) + " does not have the " +
+                   std::to_string(CeilDiv(rows, kPanelCols)) + " panels of " +
+                   std::to_string(kPanelCols) + " columns that hold n=" + std::to_string(rows));
+  }
   if (sizes->rows != rows) {
     return Invalid(name + ToString(dims) + " has " + row_dim + "=" + std::to_string(sizes->rows) +
                    ", out" + ToString(out) + " has " + row_dim + "=" + std::to_string(rows));
@@ -96,6 +112,7 @@ ffi::Error ReadOperand(const OperandArgs& args, Dims out, int64_t rows, OperandD
   }
   // A tile larger than the operand is the whole operand.
   desc->k_contiguous = k_contiguous;
+  desc->in_panels = in_panels;
   desc->tile_rows = std::clamp<int64_t>(sizes->tile_rows, 1, std::max<int64_t>(sizes->rows, 1));
   desc->tile_k = std::clamp<int64_t>(sizes->tile_k, 1, std::max<int64_t>(sizes->k, 1));
   return ffi::Error::Success();
@@ -158,7 +175,10 @@ OperandBuffer BatchElement(const OperandArgs& args, const OperandSizes& sizes, D
   const auto* values = static_cast<const uint8_t*>(args.values.untyped_data());
   const auto* scale = static_cast<const float*>(args.scale.untyped_data());
   return {.values = values + BatchOffset(args.values.dimensions(), out, batch_rank, batch_idx),
-          .leading_stride = sizes.k_contiguous ? sizes.k : sizes.rows,
+          .leading_stride = sizes.in_panels      ? kPanelCols
+                            : sizes.k_contiguous ? sizes.k
+                                                 : sizes.rows,
+          .panel_stride = sizes.in_panels ? kPanelCols * sizes.k : kPanelCols,
           .scale = scale + BatchOffset(args.scale.dimensions(), out, batch_rank, batch_idx),
           .scale_row_stride = sizes.k_contiguous ? sizes.scale_k : 1,
           .scale_k_stride = sizes.k_contiguous ? 1 : sizes.scale_rows};

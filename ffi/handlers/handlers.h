@@ -25,8 +25,8 @@ std::pair<int, int> FfiApiVersion();
 // it or "".
 std::vector<std::vector<std::string>> KernelTable();
 
-// Formats are those of common/fp8.h, layouts "mk"/"km" and "nk"/"kn", out types "f32", "bf16",
-// "f16".
+// Formats are those of common/fp8.h, layouts "mk"/"km" and "nk"/"kn"/"panels", out types "f32",
+// "bf16", "f16".
 std::vector<std::pair<std::string, std::string>> ExplainGemm(
     int64_t m, int64_t n, int64_t k, const std::string& lhs_format, const std::string& rhs_format,
     const std::string& out_type, const std::string& lhs_layout, const std::string& rhs_layout,

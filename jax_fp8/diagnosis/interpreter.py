@@ -22,6 +22,7 @@ from jax_fp8 import linear
 from jax_fp8.diagnosis.names import clean_stack
 from jax_fp8.gemm import gemm_p
 from jax_fp8.linear import gradient_p, sides_of, tangent_p
+from jax_fp8.panels import from_panels
 from jax_fp8.quantize_primitive import quantize_p
 
 __all__ = ["GRADIENT", "Interpreter", "Tapped", "Tracked"]
@@ -206,6 +207,9 @@ class Interpreter:
         out = primitive.bind(*values, **params)
         results = list(out) if primitive.multiple_results else [out]
         name = "gemm" if primitive is gemm_p else "quantize"
+        if primitive is gemm_p and params["rhs_n"] is not None:  # show the weights as a matrix
+            rhs = dataclasses.replace(operands[1], value=from_panels(values[1], params["rhs_n"]))
+            operands = [operands[0], rhs, *operands[2:]]
         tapped = Tapped(
             arrays=self._keep(name, operands, results, params),
             ran=np.True_,

@@ -19,6 +19,7 @@ from jax.extend import core
 from jax_fp8 import linear
 from jax_fp8.array import scale_shape
 from jax_fp8.gemm import gemm_p
+from jax_fp8.panels import from_panels
 from jax_fp8.quantize_primitive import dequantize_p, quantize_p
 from jax_fp8.reference import expand_scale
 
@@ -175,8 +176,10 @@ def _dequantize(values: Any, scale: Any, *, tile: Any, **params: Any) -> Any:
 
 def _gemm(
     lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, *, lhs_axis: int, rhs_axis: int,
-    lhs_tile: Any, rhs_tile: Any, **params: Any,
+    lhs_tile: Any, rhs_tile: Any, rhs_n: int | None, **params: Any,
 ) -> Any:  # fmt: skip
+    rhs = rhs if rhs_n is None else from_panels(rhs, rhs_n)
+
     def real(x: Any, scale: Any, axis: int, tile: Any) -> Any:
         """(*b, rows, k), dequantised."""
         if axis == -2:
