@@ -7,7 +7,6 @@ of the last panel are zeros.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Final
 
@@ -50,13 +49,13 @@ def to_panels(matrix: Array) -> Array:
     return by_bytes(move)(matrix)
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def from_panels(panels: Array, n: int) -> Array:
     """(*b, ceil(n / 64), k, 64) -> (*b, k, n), the inverse of `to_panels`."""
 
     def move(x: Array) -> Array:
         *batch, count, k, cols = x.shape
-        return x.swapaxes(-3, -2).reshape(*batch, k, count * cols)[..., :n]
+        x = x.swapaxes(-3, -2).reshape(*batch, k, count * cols)
+        return jax.lax.slice_in_dim(x, 0, n, axis=-1)
 
     return by_bytes(move)(panels)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,12 @@ from jax_fp8.panels import from_panels
 from jax_fp8.prepared import PreparedArray
 from jax_fp8.primitive import refuse
 
-__all__ = ["check_plan", "contract_prepared"]
+__all__ = ["DGRAD_SCOPE", "check_plan", "contract_prepared"]
 
 Array = jax.Array
+
+#: Where the name stack has this, `diagnose` sees a gradient.
+DGRAD_SCOPE: Final = "fp8_dgrad"
 
 
 def check_plan(plan: dimension_numbers.Plan, call: str) -> None:
@@ -109,11 +112,12 @@ def _backward(s: _Static, residuals: Any, ct: Any) -> Any:
     if isinstance(ct, SymbolicZero):
         return (jnp.zeros(s.lhs_shape, s.lhs_dtype), *nothing)
     c = s.contraction
-    (g,) = c.quantize(ct, "gradient", [cotangent_axis(0)], *key)
-    w = Matrix(from_panels(values, s.n), scale, s.tile)
     ndim = ct.ndim
     summed = tuple(i - ndim for i in range(ndim - 2) if s.lhs_shape[i] == 1 < ct.shape[i])
-    dx = jnp.broadcast_to(fp8_gradient(c, 0, g, w, summed, s.lhs_dtype), s.lhs_shape)
+    with jax.named_scope(DGRAD_SCOPE):
+        (g,) = c.quantize(ct, "gradient", [cotangent_axis(0)], *key)
+        w = Matrix(from_panels(values, s.n), scale, s.tile)
+        dx = jnp.broadcast_to(fp8_gradient(c, 0, g, w, summed, s.lhs_dtype), s.lhs_shape)
     if lhs is not None:
         dx = straight_through(c, 0, lhs, dx)
     return (dx, *nothing)

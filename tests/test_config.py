@@ -160,6 +160,6 @@ def test_the_reference_is_close_to_the_kernel(monkeypatch):
     out = fp8.scaled_dot_general(a, b, (((2,), (2,)), ((0,), (0,))))
     plain = gemm._reference(
         a.values, b.values, a.scale, b.scale, lhs_axis=-1, rhs_axis=-1,
-        lhs_tile=(1, 128), rhs_tile=(50, 300), out_dtype="float32", execution=None,
+        lhs_tile=(1, 128), rhs_tile=(50, 300), rhs_n=None, out_dtype="float32", execution=None,
     )  # fmt: skip
     np.testing.assert_allclose(out, plain, rtol=1e-4, atol=1e-4)

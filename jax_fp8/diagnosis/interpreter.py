@@ -23,6 +23,7 @@ from jax_fp8.diagnosis.names import clean_stack
 from jax_fp8.gemm import gemm_p
 from jax_fp8.linear import gradient_p, sides_of, tangent_p
 from jax_fp8.panels import from_panels
+from jax_fp8.prepared_dot import DGRAD_SCOPE
 from jax_fp8.quantize_primitive import quantize_p
 
 __all__ = ["GRADIENT", "Interpreter", "Tapped", "Tracked"]
@@ -40,6 +41,8 @@ _LAYOUT: Final = frozenset(
         "transpose",
     }
 )  # fmt: skip
+#: Primitives whose result is still the argument that their operand was.
+_CONVERSIONS: Final = ("convert_element_type", "bitcast_convert_type")
 #: Calls that are evaluated in place: the parameter that holds their jaxpr.
 _INLINED: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _INLINED_PRIMITIVES: Final = frozenset(
@@ -190,7 +193,7 @@ class Interpreter:
         results = list(out) if primitive.multiple_results else [out]
         if name == "optimization_barrier":
             return [dataclasses.replace(x, value=y) for x, y in zip(operands, results, strict=True)]
-        if not operands or (name != "convert_element_type" and name not in {*_LAYOUT, "pad"}):
+        if not operands or name not in {*_CONVERSIONS, *_LAYOUT, "pad"}:
             return list(map(Tracked, results))
         moved, shadow = operands[0], None
         if moved.shadow is not None and name in {*_LAYOUT, "pad"}:
@@ -203,6 +206,11 @@ class Interpreter:
         self, equation: Any, operands: list[Tracked], place: _Place
     ) -> tuple[list[Tracked], Taps]:
         primitive, params = equation.primitive, equation.params
+        direction = place.directions[0]
+        if DGRAD_SCOPE in place.scope:  # the derivative rule of prepared weights
+            direction = "dgrad"
+            if primitive is quantize_p:
+                operands = [dataclasses.replace(operands[0], path=GRADIENT), *operands[1:]]
         values = [x.value for x in operands]
         out = primitive.bind(*values, **params)
         results = list(out) if primitive.multiple_results else [out]
@@ -216,7 +224,7 @@ class Interpreter:
             primitive=name,
             params=tuple(sorted(params.items())),
             scope=clean_stack(place.scope),
-            direction=place.directions[0],
+            direction=direction,
             recomputed="rematted_computation" in place.scope,
             paths=tuple(x.path for x in operands),
             origins=tuple(x.origin for x in operands),

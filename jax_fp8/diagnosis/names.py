@@ -14,10 +14,10 @@ _WRAPPED = re.compile(r"[\w.]+\(([^()]*)\)")
 #: Parts that name a mechanism, not a layer.
 _MECHANISMS = re.compile(
     r"rematted_computation|checkpoint|remat|while|body|cond|scan|branch_\d+_fun"
-    r"|\w*DotGeneral(_\d+)?(\.\w+)?|EinsumOp(_\d+)?|closed_call|core_call|\s*"
+    r"|\w*DotGeneral(_\d+)?(\.\w+)?|EinsumOp(_\d+)?|closed_call|core_call|fp8_dgrad|\s*"
 )
 #: Last parts of a path that name a weight within its layer, in the order in which they come off.
-_LEAVES = (re.compile(r"value|raw_value"), re.compile(r"kernel|weight|w|embedding|bias"))
+_LEAVES = (re.compile(r"values?|raw_value"), re.compile(r"kernel|weight|w|embedding|bias"))
 
 
 def clean_stack(stack: str) -> str:
@@ -57,6 +57,8 @@ def layer_of_path(path: str) -> str:
 
     >>> layer_of_path("params.Block_0.up.kernel"), layer_of_path("w")
     ('Block_0.up', 'w')
+    >>> layer_of_path("up.values")  # of a ScaledArray or a PreparedArray
+    'up'
     >>> layer_of_path("attention.value.kernel.value")
     'attention.value'
     """
