@@ -15,9 +15,10 @@ import jax_fp8 as fp8
 from bad_input.common import LHS, NUMBERS, ONE, Q_LHS, Q_RHS, RHS, W, X, scaled_dot
 from bad_input.operands import DOUBLE, DTYPES, SIZES
 from bad_input.options import GRADIENTS, OPTIONS
+from bad_input.prepared import PREPARED
 from bad_input.scales import SCALES, TILES
 
-BAD = SCALES | TILES | DTYPES | SIZES | OPTIONS | GRADIENTS
+BAD = SCALES | TILES | DTYPES | SIZES | OPTIONS | GRADIENTS | PREPARED
 RUNS = {
     "eager": lambda f: f,
     "jit": jax.jit,
