@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
 import runpy
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -116,8 +120,43 @@ def test_emulate_h100_shows_what_promotion_is_for(run, tmp_path) -> None:
     assert (tmp_path / "emulate_h100.png").stat().st_size > 10_000
 
 
+def test_generate_decodes_with_weights_of_half_and_a_quarter_of_the_memory(run) -> None:
+    output = run("generate.py", "--steps", "12", "--repeats", "1", "--windows", "1")
+    assert "e4m3fn[128x128,panels]" in output
+    rows = rows_of(output)
+    assert list(rows) == ["float32", "bfloat16", "FP8"]
+    for speed, _, loss, _ in rows.values():
+        assert speed > 0
+        assert loss == pytest.approx(rows["float32"][2], rel=0.01)
+    assert [row[1] for row in rows.values()] == pytest.approx([2.10, 1.05, 0.53], abs=0.02)
+    assert rows["float32"][3] == 100
+    assert 80 < rows["FP8"][3] < 100
+    assert output.count("written with") == 3
+
+
+def test_generate_measures_an_untrained_model_of_any_width(run) -> None:
+    output = run(
+        "generate.py", "--width", "96", "--layers", "1", "--repeats", "1", "--batch", "3",
+        "--recipe", "row",
+    )  # fmt: skip
+    assert "1 layers, 96 wide, untrained" in output
+    assert "m=3 n=288 k=96 e4m3fn[1x96,mk]·e4m3fn[1x96,panels]" in output
+    assert "decoding 3 streams" in output
+    assert "written with" not in output
+
+
+def test_decoding_step_by_step_gives_the_logits_of_the_whole_model(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    char_lm, decode = (importlib.import_module(name) for name in ("char_lm", "char_lm_decode"))
+    pieces = jax.random.randint(jax.random.key(0), (2, char_lm.CONTEXT), 0, 11)
+    model = char_lm.CharLM(11, None)
+    params = model.init(jax.random.key(1), pieces)
+    step_by_step = decode.logits_of(jnp.matmul, decode.weights_of(params), pieces)
+    np.testing.assert_allclose(step_by_step, model.apply(params, pieces), atol=1e-4)
+
+
 @pytest.mark.parametrize(
-    "name", ["custom_recipe.py", "emulate_h100.py", "flax_dense.py", "nnx_linear.py"]
+    "name", ["custom_recipe.py", "emulate_h100.py", "flax_dense.py", "generate.py", "nnx_linear.py"]
 )
 def test_help_is_the_first_line_of_the_docstring_and_bad_options_are_refused(
     run, capsys, name
@@ -129,7 +168,7 @@ def test_help_is_the_first_line_of_the_docstring_and_bad_options_are_refused(
         run(name, "--help")
     assert exit_.value.code == 0
     assert first_line in " ".join(capsys.readouterr().out.split())
-    options = {"custom_recipe.py": "--size", "emulate_h100.py": "--steps"}
+    options = {"custom_recipe.py": "--size", "emulate_h100.py": "--steps", "generate.py": "--width"}
     option = options.get(name, "--epochs")
     with pytest.raises(SystemExit) as exit_:
         run(name, option, "0")
