@@ -132,13 +132,15 @@ def _pair(
     sums: Sums,
 ) -> Term:
     """Contracts two terms (indices, array, role) to the indices in `kept`."""
-    if isinstance(rhs[1], PreparedArray):
+    is_prepared = isinstance(rhs[1], PreparedArray)  # then its order of batch dims counts
+    if is_prepared:
         _check_indices_of_prepared(lhs, rhs, kept)
     (lhs_names, x), (rhs_names, w) = (
         _own_indices(names, array, kept | set(other))
         for (names, array, _), other in ((lhs, rhs[0]), (rhs, lhs[0]))
     )
-    shared = [name for name in rhs_names if name in lhs_names]
+    names, others = (rhs_names, lhs_names) if is_prepared else (lhs_names, rhs_names)
+    shared = [name for name in names if name in others]
     batch, contracting = ([n for n in shared if (n in kept) == keep] for keep in (True, False))
     x, w = _broadcast_shared(x, lhs_names, w, rhs_names, shared)
     numbers = tuple(

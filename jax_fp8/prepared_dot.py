@@ -111,6 +111,13 @@ def _backward(s: _Static, residuals: Any, ct: Any) -> Any:
     nothing = (None,) * (2 + len(key))
     if isinstance(ct, SymbolicZero):
         return (jnp.zeros(s.lhs_shape, s.lhs_dtype), *nothing)
+    return (_input_gradient(s, ct, lhs, values, scale, *key), *nothing)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _input_gradient(
+    s: _Static, ct: Array, lhs: Array | None, values: Array, scale: Array, *key: Array
+) -> Array:
     c = s.contraction
     ndim = ct.ndim
     summed = tuple(i - ndim for i in range(ndim - 2) if s.lhs_shape[i] == 1 < ct.shape[i])
@@ -118,9 +125,20 @@ def _backward(s: _Static, residuals: Any, ct: Any) -> Any:
         (g,) = c.quantize(ct, "gradient", [cotangent_axis(0)], *key)
         w = Matrix(from_panels(values, s.n), scale, s.tile)
         dx = jnp.broadcast_to(fp8_gradient(c, 0, g, w, summed, s.lhs_dtype), s.lhs_shape)
-    if lhs is not None:
-        dx = straight_through(c, 0, lhs, dx)
-    return (dx, *nothing)
+    return dx if lhs is None else straight_through(c, 0, lhs, dx)
 
+
+def _second_derivative(s: _Static, primals: Any, tangents: Any) -> Any:
+    if not isinstance(tangents[0], SymbolicZero):
+        refuse(
+            "the gradient of a product with prepared weights",
+            "jax_fp8",
+            "second derivatives need the weights from before prepare: multiply with those",
+        )
+    out = _input_gradient(s, *primals)
+    return out, jnp.zeros_like(out)
+
+
+_input_gradient.defjvp(_second_derivative, symbolic_zeros=True)
 
 _product.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -12,10 +12,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jax_fp8 as fp8
-from bad_input.common import LHS, NUMBERS, ONE, Q_LHS, Q_RHS, RHS, W, X, scaled_dot
+from bad_input.common import E4M3FN, LHS, NUMBERS, ONE, Q_LHS, Q_RHS, RHS, W, X, scaled_dot
 from bad_input.operands import DOUBLE, DTYPES, SIZES
 from bad_input.options import GRADIENTS, OPTIONS
-from bad_input.prepared import PREPARED
+from bad_input.prepared import PREPARED, WEIGHTS
 from bad_input.scales import SCALES, TILES
 
 BAD = SCALES | TILES | DTYPES | SIZES | OPTIONS | GRADIENTS | PREPARED
@@ -156,6 +156,19 @@ EXPLICIT = {
         LHS,
         "scaled_dot_general: dim 0 of lhs (shape (4, 256))",
     ),
+    "lhs of prepared weights": (
+        lambda x: fp8.matmul(x, WEIGHTS),
+        X,
+        "matmul: dim 0 of lhs (shape (4, 256))",
+    ),
+    "prepared weights": (
+        lambda values: fp8.matmul(
+            W.T, fp8.PreparedArray(values, ONE.reshape(1, 1), 200, (256, 200))
+        ),
+        np.ones((4, 256, 64), E4M3FN),
+        "matmul: dim 0 of rhs (shape (4, 256, 64))",
+    ),
+    "prepare": (fp8.prepare, W, "prepare: dim 0 of w (shape (256, 8))"),
     "quantize": (fp8.quantize, X, "quantize: dim 0 of x (shape (4, 256))"),
     "dequantize": (
         lambda values: fp8.dequantize(fp8.ScaledArray(values, Q_LHS.scale, Q_LHS.tile)),

@@ -43,7 +43,7 @@ def normal(seed: int, *shape: int) -> Array:
 SIZES = [
     (1, 1, 1), (1, 63, 127), (1, 130, 257), (1, 64, 130), (2, 65, 0), (2, 64, 257), (7, 130, 130),
     (8, 65, 127), (9, 63, 130), (9, 130, 1), (33, 65, 257), (33, 1, 130), (0, 65, 127), (8, 0, 130),
-    (3, 700, 300),
+    (3, 700, 300), (5, 1100, 600),
 ]  # fmt: skip
 #: Tiles (m, k) and (k, n) of lhs and rhs, -1 for a whole dim.
 TILES = {
@@ -158,7 +158,9 @@ def test_the_reference_reads_panels() -> None:
 # --- prepare, and back ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("recipe", "dtype"), zip(RECIPES.values(), OUT_DTYPES * 2, strict=True))
+@pytest.mark.parametrize(
+    ("recipe", "dtype"), list(zip(RECIPES.values(), OUT_DTYPES * 2, strict=True)), ids=str
+)
 def test_weights_are_quantised_as_the_forward_pass_does(recipe: Any, dtype: Any) -> None:
     w = normal(1, 2, 100, 70).astype(dtype)
     w[0, 3, 4], w[1, 0, 69] = np.nan, -np.inf

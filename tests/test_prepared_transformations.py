@@ -154,6 +154,17 @@ def test_prepared_weights_have_no_gradient() -> None:
         jax.grad(lambda w: f(x, fp8.prepare(w)))(normal(1, 70, 66))
 
 
+def test_a_second_derivative_and_forward_mode_are_refused() -> None:
+    x, prepared = normal(0, 5, 70), fp8.prepare(normal(1, 70, 66))
+    f = functools.partial(loss, w=prepared, recipe=None)
+    with pytest.raises(TypeError, match="second derivatives need the weights from before prepare"):
+        jax.grad(lambda x: jax.grad(f)(x).sum())(x)
+    linear = lambda x: fp8.matmul(x, prepared).sum()
+    assert not np.asarray(jax.grad(lambda x: jax.grad(linear)(x).sum())(x)).any()
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(f, (x,), (x,))
+
+
 # --- explain and diagnose -------------------------------------------------------------------------
 
 
