@@ -78,7 +78,8 @@ def explain(
     Args:
       lhs: array or `jax.ShapeDtypeStruct` (float32, bfloat16 or float16).
       rhs: the same, or prepared weights, for which there is no rhs gradient.
-      dimension_numbers: as for `dot_general`; None is the last dim of lhs with the first of rhs.
+      dimension_numbers: as for `dot_general`; None is the last dim of lhs with the first of rhs,
+        or, for a stack of prepared weights, with k, where lhs has the stack's leading dims too.
       recipe: as for `dot_general`.
       roles: as for `dot_general`.
       preferred_element_type: as for `dot_general`.
@@ -109,7 +110,8 @@ def explain(
     else:
         check_prepared(prepared, call)
     if dimension_numbers is None:
-        dimension_numbers = (((len(lhs.shape) - 1,), (0,)), ((), ()))
+        batch = () if prepared is None else tuple(range(prepared.ndim - 2))
+        dimension_numbers = (((len(lhs.shape) - 1,), (len(batch),)), (batch, batch))
     plan = plan_of(dimension_numbers, lhs, rhs, call)
     if prepared is not None:
         check_plan(plan, call)

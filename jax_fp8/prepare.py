@@ -28,7 +28,9 @@ def prepare(
     """Quantises weights and lays them out, once, for any number of products with them.
 
     A call with the result has the bits of the call with `w` itself under the same recipe, and saves
-    quantising `w` again: one byte per weight is read instead of four, and nothing is written.
+    quantising `w` again: one byte per weight is read instead of four, and nothing is written. Give
+    the result to a jitted function as an argument: what a function closes over becomes a constant
+    of the compiled program, which takes its memory again.
 
     Args:
       w: float32, bfloat16 or float16 weights (k, n), or FP8 ones as a `ScaledArray`, whose codes

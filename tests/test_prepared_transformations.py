@@ -56,6 +56,26 @@ def test_jit_argument_constant_scan_and_remat_are_eager_calls() -> None:
     assert_same_bits(jax.jit(lambda x: stack(x, prepared))(x), expected)
 
 
+def test_gradient_goes_through_a_scan_with_remat() -> None:
+    x, w = normal(0, 2, 70), normal(1, 3, 70, 70) / 8
+    prepared = fp8.prepare(w)
+
+    def stack(x: Any, w: Any) -> Any:
+        body = jax.checkpoint(lambda c, w: (jnp.tanh(fp8.matmul(c, w)), None))
+        return jax.lax.scan(body, x, w)[0].sum()
+
+    actual = jax.jit(jax.grad(stack))(x, prepared)
+    assert_same_bits(actual, jax.jit(jax.grad(stack))(x, w))
+
+
+def test_leaves_may_be_numpy_arrays() -> None:
+    x, w = normal(0, 2, 70), normal(1, 70, 66)
+    loaded = jax.tree.map(np.asarray, fp8.prepare(w))
+    for run in (lambda f: f, jax.jit):
+        assert_same_bits(run(fp8.matmul)(x, loaded), fp8.matmul(x, w))
+    assert_same_bits(fp8.matmul(x[None], loaded), fp8.matmul(x[None], w))
+
+
 def test_a_decode_step_reads_codes_only_and_quantises_no_weights() -> None:
     x, prepared = normal(0, 1, 128), fp8.prepare(normal(1, 128, 130))
     text = jax.jit(fp8.matmul).lower(x, prepared).as_text()
@@ -176,6 +196,8 @@ def test_explain_shows_the_layout_and_no_gradient_of_the_weights() -> None:
     assert found.gemms[1].request == "m=2 n=70 k=66 e5m2[1x66,mk]·e5m2[70x1,nk]->bf16"
     with fp8.force_kernel("scalar"):
         assert fp8.explain(normal(0, 2, 70), prepared).gemms[0].kernel == "scalar"
+    stack = jax.eval_shape(fp8.prepare, jnp.ones((3, 70, 66)))
+    assert fp8.explain(jnp.ones((3, 2, 70)), stack).gemms[0].request.startswith("m=2 n=66 k=70")
     shapes = jax.eval_shape(fp8.prepare, jnp.ones((70, 66)))
     assert fp8.explain(jnp.ones((2, 70)), shapes).gemms[0].kernel == found.gemms[0].kernel
 
