@@ -249,7 +249,8 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
   try {
     const size_t batch_rank = rank - 2 - FoldBatchIntoM(lhs, rhs, out_dims, &desc);
     const int64_t out_bytes = desc.m * desc.n * (desc.out == OutType::kF32 ? 4 : 2);
-    std::vector<GemmBuffers> batch(Product(out_dims, 0, batch_rank));
+    thread_local std::vector<GemmBuffers> batch;  // so that calls allocate nothing once warm
+    batch.resize(Product(out_dims, 0, batch_rank));
     for (size_t i = 0; i < batch.size(); ++i) {
       batch[i] = {.lhs = BatchElement(lhs, lhs_sizes, out_dims, batch_rank, i),
                   .rhs = BatchElement(rhs, rhs_sizes, out_dims, batch_rank, i),
