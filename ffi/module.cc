@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "handlers/handlers.h"
+#include "handlers/peaks.h"
 
 namespace nb = nanobind;
 
@@ -33,4 +34,15 @@ NB_MODULE(_ffi, m) {
         "Results of FP16 accumulators that were not finite although their operands were.");
   m.def("machines", &jax_fp8::MachineTable,
         "The facts of every accumulation model, as rows of jax_fp8.emulation.machines.");
+  m.def("peaks", &jax_fp8::PeakTable,
+        "(name, unit, instruction, reason why this machine cannot run it or '') for every peak.");
+  m.def("measure_multiply", &jax_fp8::MeasureMultiply, nb::arg("name"), nb::arg("seconds"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "(FLOPs, seconds) of an instruction that runs for at least so long on this thread.");
+  nb::class_<jax_fp8::ReadBuffer>(m, "ReadBuffer", "Memory whose reading is timed.")
+      .def(nb::init<int64_t>(), nb::arg("size_bytes"))
+      .def_prop_ro("size_bytes", &jax_fp8::ReadBuffer::size_bytes)
+      .def("read", &jax_fp8::ReadBuffer::Read, nb::arg("name"), nb::arg("first_byte"),
+           nb::arg("num_bytes"), nb::call_guard<nb::gil_scoped_release>(),
+           "Reads these bytes once, with the loads of a peak; returns the seconds it took.");
 }

@@ -33,3 +33,24 @@ def machines() -> list[tuple[str, str, int, int, str, int, bool, bool, bool, boo
 
 def fp16_overflow_count() -> int:
     """Results of FP16 accumulators that were not finite although their operands were."""
+
+def peaks() -> list[list[str]]:
+    """[name, unit "FLOP" or "byte", instruction, reason why it cannot run or ''] for every peak."""
+
+def measure_multiply(name: str, seconds: float) -> tuple[float, float]:
+    """(FLOPs, seconds) of an instruction that runs for at least so long on this thread.
+
+    Raises:
+      ValueError: there is no such peak that counts FLOPs, or it cannot run here.
+    """
+
+class ReadBuffer:
+    """Memory, on pages of 2 MB where the system has them, whose reading is timed."""
+
+    def __init__(self, size_bytes: int) -> None: ...
+    @property
+    def size_bytes(self) -> int:
+        """Size, rounded up to whole pages of 2 MB."""
+
+    def read(self, name: str, first_byte: int, num_bytes: int) -> float:
+        """Reads these bytes, multiples of 512, once with the loads of a peak; returns seconds."""

@@ -2,10 +2,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#endif
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 #endif
 
 namespace jax_fp8 {
@@ -18,16 +18,22 @@ bool HasF16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
 }
 
-// NOTE: tile registers are 8 KB of a thread's state, which Linux saves only for processes that
-// asked (Documentation/arch/x86/xstate.rst).
+// AMX tiles and tdpbf16ps. Linux hands out the registers of the tiles (8 KB a thread) on demand:
+// a process that did not ask is killed by its first tile instruction.
 bool HasAmxBf16() {
-#if defined(__linux__) && defined(SYS_arch_prctl)
-  unsigned eax, ebx, ecx, edx;
+#if defined(__linux__)
+  constexpr unsigned kOsxsave = 1u << 27;
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  constexpr unsigned kTileState = 3u << 17;  // of XCR0: configuration and data
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & kOsxsave) == 0) return false;
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
   if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  unsigned xcr0_low, xcr0_high;
+  asm volatile("xgetbv" : "=a"(xcr0_low), "=d"(xcr0_high) : "c"(0));
+  if ((xcr0_low & kTileState) != kTileState) return false;
+  constexpr long kArchReqXcompPerm = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
 #else
   return false;
 #endif
@@ -48,7 +54,7 @@ const CpuFeatures& Features() {
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     found.avx512_vbmi = found.avx512 && __builtin_cpu_supports("avx512vbmi");
     found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16");
-    found.amx_bf16 = found.avx512_vbmi && HasAmxBf16();
+    found.amx_bf16 = HasAmxBf16();
 #endif
     return found;
   }();

@@ -8,7 +8,7 @@ struct CpuFeatures {
   bool avx512;       // F, BW, DQ and VL
   bool avx512_vbmi;  // vpermi2b: table look-ups in 128 bytes
   bool avx512_bf16;  // vdpbf16ps
-  bool amx_bf16;     // tiles, and permission to use them
+  bool amx_bf16;     // tdpbf16ps, with the system's permission to use tiles
 };
 
 // Every flag includes the operating system's support for the registers.

@@ -29,6 +29,7 @@ std::string NotBuilt(const std::string& isa) {
 std::string WhyNotAmx(const GemmDesc& desc) {
   if (PackedGemmAmx() == nullptr) return NotBuilt("AMX-BF16");
   if (!Features().amx_bf16) return "this CPU, or its system, has no AMX-BF16";
+  if (!Features().avx512_vbmi) return "this CPU has no AVX512_VBMI";
   return WhyNotFp32Model(desc);
 }
 
