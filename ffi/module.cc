@@ -28,7 +28,7 @@ NB_MODULE(_ffi, m) {
   m.def("explain_gemm", &jax_fp8::ExplainGemm, nb::arg("m"), nb::arg("n"), nb::arg("k"),
         nb::arg("lhs_format"), nb::arg("rhs_format"), nb::arg("out_type"), nb::arg("lhs_layout"),
         nb::arg("rhs_layout"), nb::arg("lhs_tile"), nb::arg("rhs_tile"), nb::arg("accumulation"),
-        nb::arg("promotion_interval"), nb::arg("split_k"),
+        nb::arg("promotion_interval"), nb::arg("split_k"), nb::arg("kernel"), nb::arg("any_order"),
         "(row name, reason why it refuses or '') for every GEMM row, in order of preference.");
   m.def("fp16_overflow_count", &jax_fp8::Fp16Overflows,
         "Results of FP16 accumulators that were not finite although their operands were.");

@@ -20,7 +20,7 @@ if importlib.util.find_spec("jax_fp8._ffi") is None:
 from jax_fp8 import emulation, formats
 from jax_fp8.accumulation import PerGemm
 from jax_fp8.array import ScaledArray
-from jax_fp8.config import emulate, force_kernel, require_kernel
+from jax_fp8.config import deterministic, emulate, force_kernel, require_kernel
 from jax_fp8.dispatch import Explanation, explain
 from jax_fp8.dot import dot_general, matmul
 from jax_fp8.einsum import einsum
@@ -58,6 +58,7 @@ __all__ = [
     "TensorScaling",
     "TileScaling",
     "dequantize",
+    "deterministic",
     "dot_general",
     "einsum",
     "emulate",

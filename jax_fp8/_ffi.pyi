@@ -25,6 +25,8 @@ def explain_gemm(
     accumulation: str,
     promotion_interval: int,
     split_k: int,
+    kernel: str,
+    any_order: bool,
 ) -> list[tuple[str, str]]:
     """(row name, reason why it refuses or '') for every GEMM row, in order of preference."""
 

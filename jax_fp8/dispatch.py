@@ -218,6 +218,7 @@ def _choose(
     )
     if platform not in lowering.PLATFORMS:
         return _without_kernels(name, request, platform, execution)
+    forced = lowering.row_name(execution.operation, execution)
     rows = _ffi.explain_gemm(
         lhs.rows,
         rhs.rows,
@@ -232,8 +233,9 @@ def _choose(
         execution.accumulation,
         execution.promotion_interval,
         execution.split_k,
+        forced,
+        not execution.deterministic,
     )
-    forced = lowering.row_name(execution.operation, execution)
     refusals, kernel = [], "none"
     for row, why_not in rows:
         if why_not:

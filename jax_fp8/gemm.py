@@ -341,6 +341,7 @@ def _target(
         "rhs_layout": rhs_layout(rhs_axis, in_panels=rhs_n is not None),
         "lhs_tile": np.array(lhs_tile, np.int64),
         "rhs_tile": np.array(rhs_tile, np.int64),
+        "any_order": not execution.deterministic,
         "accumulation": execution.accumulation,
         "promotion_interval": np.int64(execution.promotion_interval),
         "split_k": np.int64(execution.split_k),

@@ -30,6 +30,7 @@ struct GemmDesc {
   const Machine* machine = nullptr;  // whose accumulator to emulate; null: the kernel's own
   int64_t promotion_interval = 0;    // k after which a sum is added to an FP32 one; 0: none
   int64_t split_k = 1;               // parts of k with sums of their own, added at the end
+  bool any_order = false;            // native kernels need not add up in the order of k
 
   // Whether the request is for the kernels that emulate: FP32 sums in order are every kernel's own.
   bool is_emulated() const {

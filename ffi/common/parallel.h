@@ -44,9 +44,9 @@ class TaskBody {
  public:
   template <class Body>
   TaskBody(const Body& body)
-      : body_(&body), call_([](const void* object, int64_t task) {
-          (*static_cast<const Body*>(object))(task);
-        }) {}
+      : body_(&body),
+        call_([](const void* object, int64_t task) { (*static_cast<const Body*>(object))(task); }) {
+  }
 
   void operator()(int64_t task) const { call_(body_, task); }
 

@@ -43,8 +43,8 @@ void KBlocking::AppendPiece(const KPiece& piece) {
   bool starts_block = lists_.blocks.empty() || (!fits && (no_step_fits || fits_an_empty_block));
   for (int64_t k = begin; k < end;) {
     if (starts_block) {
-      lists_.blocks.push_back(
-          {k, static_cast<int>(lists_.segments.size()), 0, static_cast<int>(lists_.runs.size()), 0});
+      lists_.blocks.push_back({k, static_cast<int>(lists_.segments.size()), 0,
+                               static_cast<int>(lists_.runs.size()), 0});
       words_in_block_ = 0;
     }
     // A step is never cut by the end of a block.

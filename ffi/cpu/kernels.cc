@@ -30,6 +30,9 @@ std::string WhyNotAmx(const GemmDesc& desc) {
   if (PackedGemmAmx() == nullptr) return NotBuilt("AMX-BF16");
   if (!Features().amx_bf16) return "this CPU, or its system, has no AMX-BF16";
   if (!Features().avx512_vbmi) return "this CPU has no AVX512_VBMI";
+  if (!desc.any_order) {
+    return "it adds up in another order: runs where forced, or under deterministic(False)";
+  }
   return WhyNotFp32Model(desc);
 }
 
@@ -65,12 +68,12 @@ bool RunPacked(const GemmDesc& desc, std::span<const GemmBuffers> batch,
 }
 
 constexpr GemmKernel kGemmKernels[] = {
+    {"amx", WhyNotAmx, RunPacked<PackedGemmAmx>},
     {"avx512bf16", WhyNotAvx512Bf16, RunPacked<PackedGemmAvx512Bf16>},
     {"avx512vbmi", WhyNotAvx512Vbmi, RunPacked<PackedGemmAvx512Vbmi>},
     {"avx512", WhyNotAvx512, RunPacked<PackedGemmAvx512>},
     {"avx2", WhyNotAvx2, RunPacked<PackedGemmAvx2>},
     {"scalar", WhyNotFp32Model, RunGemmScalar},
-    {"amx", WhyNotAmx, RunPacked<PackedGemmAmx>},
 };
 
 }  // namespace

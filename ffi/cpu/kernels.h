@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "common/gemm_desc.h"
 #include "common/kernel.h"
@@ -18,6 +19,13 @@ using RunGemm = bool (*)(const GemmDesc& desc, std::span<const GemmBuffers> batc
 using GemmKernel = Kernel<GemmDesc, RunGemm>;
 
 std::span<const GemmKernel> GemmKernels();
+
+// GemmDesc::any_order of a call that asks for it, or for the row `forced`. For few rows of lhs
+// memory is the limit, and the rows that add up in order are the ones that are made for it.
+inline bool MayReorder(bool asked, std::string_view forced, int64_t m) {
+  constexpr int64_t kFewRows = 4;
+  return !forced.empty() || (asked && m > kFewRows);
+}
 
 bool RunGemmScalar(const GemmDesc&, std::span<const GemmBuffers>, const ParallelFor&);
 // The driver of every other row, whose code for one ISA is `isa` (see gemm_packed.h).

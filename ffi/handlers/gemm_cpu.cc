@@ -188,8 +188,8 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
                 ffi::AnyBuffer lhs_scale, ffi::AnyBuffer rhs_scale, ffi::Result<ffi::AnyBuffer> out,
                 std::string_view lhs_layout, std::string_view rhs_layout,
                 ffi::Span<const int64_t> lhs_tile, ffi::Span<const int64_t> rhs_tile,
-                std::string_view kernel, std::string_view accumulation, int64_t promotion_interval,
-                int64_t split_k) {
+                std::string_view kernel, bool any_order, std::string_view accumulation,
+                int64_t promotion_interval, int64_t split_k) {
   const OperandArgs lhs{"lhs", "m", lhs_values, lhs_scale, lhs_layout, lhs_tile};
   const OperandArgs rhs{"rhs", "n", rhs_values, rhs_scale, rhs_layout, rhs_tile};
   const Dims out_dims = out->dimensions();
@@ -204,7 +204,8 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
                 .out = OutType::kF32,
                 .machine = FindMachine(accumulation),
                 .promotion_interval = promotion_interval,
-                .split_k = split_k};
+                .split_k = split_k,
+                .any_order = MayReorder(any_order, kernel, out_dims[rank - 2])};
   if (desc.machine == nullptr && accumulation != "native") {
     return Invalid("there is no accumulation model '" + std::string(accumulation) + "'");
   }
@@ -279,6 +280,7 @@ XLA_FFI_DEFINE_HANDLER(GemmHandler, Gemm,
                            .Attr<ffi::Span<const int64_t>>("lhs_tile")
                            .Attr<ffi::Span<const int64_t>>("rhs_tile")
                            .Attr<std::string_view>("kernel")
+                           .Attr<bool>("any_order")
                            .Attr<std::string_view>("accumulation")
                            .Attr<int64_t>("promotion_interval")
                            .Attr<int64_t>("split_k"));

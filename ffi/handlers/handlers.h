@@ -26,12 +26,13 @@ std::pair<int, int> FfiApiVersion();
 std::vector<std::vector<std::string>> KernelTable();
 
 // Formats are those of common/fp8.h, layouts "mk"/"km" and "nk"/"kn"/"panels", out types "f32",
-// "bf16", "f16".
+// "bf16", "f16"; `kernel` is the forced row or "".
 std::vector<std::pair<std::string, std::string>> ExplainGemm(
     int64_t m, int64_t n, int64_t k, const std::string& lhs_format, const std::string& rhs_format,
     const std::string& out_type, const std::string& lhs_layout, const std::string& rhs_layout,
     std::pair<int64_t, int64_t> lhs_tile, std::pair<int64_t, int64_t> rhs_tile,
-    const std::string& accumulation, int64_t promotion_interval, int64_t split_k);
+    const std::string& accumulation, int64_t promotion_interval, int64_t split_k,
+    const std::string& kernel, bool any_order);
 
 // Results of FP16 accumulators, in this process, that were not finite although their operands were.
 int64_t Fp16Overflows();

@@ -54,7 +54,8 @@ std::vector<std::vector<std::string>> KernelTable() {
                .k = 1,
                .lhs = {Format::kE4M3FN, true, 1, 1},
                .rhs = {Format::kE4M3FN, true, 1, 1},
-               .out = OutType::kF32};
+               .out = OutType::kF32,
+               .any_order = true};
   std::vector<std::vector<std::string>> table;
   for (const auto& [name, reason] : Reasons(any)) table.push_back({"gemm", name, reason});
   any.machine = FindMachine("hopper_wgmma");
@@ -67,7 +68,8 @@ std::vector<std::pair<std::string, std::string>> ExplainGemm(
     int64_t m, int64_t n, int64_t k, const std::string& lhs_format, const std::string& rhs_format,
     const std::string& out_type, const std::string& lhs_layout, const std::string& rhs_layout,
     std::pair<int64_t, int64_t> lhs_tile, std::pair<int64_t, int64_t> rhs_tile,
-    const std::string& accumulation, int64_t promotion_interval, int64_t split_k) {
+    const std::string& accumulation, int64_t promotion_interval, int64_t split_k,
+    const std::string& kernel, bool any_order) {
   return Reasons(
       {.m = m,
        .n = n,
@@ -78,7 +80,8 @@ std::vector<std::pair<std::string, std::string>> ExplainGemm(
        .out = ParseOutType(out_type),
        .machine = FindMachine(accumulation),
        .promotion_interval = promotion_interval,
-       .split_k = split_k});
+       .split_k = split_k,
+       .any_order = MayReorder(any_order, kernel, m)});
 }
 
 int64_t Fp16Overflows() { return Fp16OverflowCount(); }
