@@ -23,6 +23,7 @@ from rich.table import Table
 
 import jax_fp8
 from jax_fp8 import _compat, _ffi, dispatch, formats, lowering, recipes
+from jax_fp8.bench import command as bench_command
 from jax_fp8.diagnosis import command as diagnosis_command
 from jax_fp8.emulation import command as emulation_command
 from jax_fp8.testing import command as gradcheck_command
@@ -162,6 +163,7 @@ class Command(NamedTuple):
 COMMANDS: Final[dict[str, Command]] = {
     "info": Command(info, _show_info),
     "explain": Command(explain, _show_explain, _add_explain_arguments),
+    "bench": Command(bench_command.bench, bench_command.show, bench_command.add_arguments),
     "emulate": Command(
         emulation_command.emulate, emulation_command.show, emulation_command.add_arguments
     ),

@@ -183,10 +183,10 @@ def require_kernel() -> AbstractContextManager[None]:
 def deterministic(enabled: bool) -> AbstractContextManager[None]:
     """Whether only kernels are chosen whose sums have the same bits on every machine: the default.
 
-    `deterministic(False)` also offers the rows that add up in an order of their own, and are faster:
-    on CPUs with AMX tiles the row "amx", from five rows of lhs on. Their bits still are the same from
-    run to run and for any number of threads. The environment variable JAX_FP8_DETERMINISTIC=0 does
-    the same for the whole process.
+    `deterministic(False)` also offers rows that add up in an order of their own, and are faster:
+    on CPUs with AMX tiles the row "amx", from five rows of lhs on. Their bits still are the same
+    from run to run and for any number of threads. The environment variable
+    JAX_FP8_DETERMINISTIC=0 does the same for the whole process.
 
     >>> import jax.numpy as jnp, jax_fp8 as fp8
     >>> with fp8.deterministic(False):

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from jax_fp8.bench import timing
 from jax_fp8.emulation import plot, speed, tables
 from jax_fp8.emulation.machines import MACHINES
 from jax_fp8.emulation.study import DATA, METRICS, ErrorRow, Study
+from jax_fp8.progress import progress
 
 __all__ = ["add_arguments", "emulate", "show"]
 
@@ -142,7 +143,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def _measure_speed(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.one_cpu:
-        speed.only_one_cpu()
+        timing.use_cpus(1)
     machines = arguments.machine or _SELECTION["machine"]
     for name in machines:
         if name not in MACHINES:
@@ -150,7 +151,7 @@ def _measure_speed(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = list(speed.speeds(machines, arguments.speed, seed=arguments.seed))
     mmasim = speed.mmasim_seconds()
     result: dict[str, Any] = {
-        "cpus": len(speed.cpus()),
+        "cpus": len(timing.cpus()),
         "speeds": [dataclasses.asdict(row) | {"gmacs": row.gmacs} for row in rows],
         "mmasim": None,
     }
@@ -227,24 +228,15 @@ def _check_lines(chosen: dict[str, tables.Table]) -> None:
 
 
 def _measure(chosen: dict[str, tables.Table]) -> dict[str, list[ErrorRow]]:
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with progress() as bars:
         measured: dict[str, list[ErrorRow]] = {}
         for name, table in chosen.items():
-            bar = progress.add_task(name, total=sum(map(len, table.studies)))
+            bar = bars.add_task(name, total=sum(map(len, table.studies)))
             measured[name] = []
             for study in table.studies:
                 for row in study.rows():
                     measured[name].append(row)
-                    progress.advance(bar)
+                    bars.advance(bar)
     return measured
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,13 +13,14 @@ import numpy as np
 
 from jax_fp8 import config, lowering
 from jax_fp8.array import ScaledArray
+from jax_fp8.bench.timing import median_seconds
 from jax_fp8.emulation.machines import MACHINES, Machine
 from jax_fp8.emulation.overflow import OverflowWarning
 from jax_fp8.formats import E4M3FN, E8M0
 from jax_fp8.gemm import MX_BLOCK
 from jax_fp8.scaled import scaled_dot_general
 
-__all__ = ["Speed", "cpus", "mmasim_seconds", "only_one_cpu", "speeds"]
+__all__ = ["EmulatedGemm", "Speed", "emulated_gemm", "mmasim_seconds", "speeds"]
 
 #: Tile on which mmasim is timed: one wgmma instruction, four steps deep.
 MMASIM_TILE = (64, 128, 128)
@@ -51,6 +49,45 @@ class Speed:
         return m * n * k / self.seconds / 1e9
 
 
+@dataclasses.dataclass(frozen=True)
+class EmulatedGemm:
+    """A whole GEMM that is emulated.
+
+    Attributes:
+      kernel: row that runs.
+      lhs: (m, k) operand.
+      rhs: (k, n) operand.
+      call: compiled; returns the (m, n) result when it is there.
+    """
+
+    kernel: str
+    lhs: ScaledArray
+    rhs: ScaledArray
+    call: Callable[[], jax.Array]
+
+
+def emulated_gemm(
+    machine: str, shape: tuple[int, int, int], *, kernel: str | None = None, seed: int = 0
+) -> EmulatedGemm:
+    """A GEMM of (m, n, k) on random normal E4M3 operands, weights (k, n).
+
+    Args:
+      machine: name of one of `MACHINES`.
+      shape: (m, n, k).
+      kernel: name of an emulation row; None is the one that takes the call.
+      seed: of the operands.
+
+    >>> emulated_gemm("ada_mma", (8, 4, 32)).call().shape
+    (8, 4)
+    """
+    lhs, rhs = _operands(MACHINES[machine], shape, np.random.default_rng(seed))
+    if kernel is None:
+        refusals = lowering.emulation_refusals(machine)
+        kernel = next(row for row, why_not in refusals.items() if not why_not)
+    with config.force_kernel(kernel):
+        return EmulatedGemm(kernel, lhs, rhs, _compiled(lhs, rhs, machine))
+
+
 def speeds(
     machines: Sequence[str],
     shape: tuple[int, int, int],
@@ -74,15 +111,14 @@ def speeds(
     >>> [speed.machine for speed in speeds(["ada_mma"], (8, 8, 32), repeats=1)]
     ['ada_mma']
     """
-    rng = np.random.default_rng(seed)
     for name in machines:
-        lhs, rhs = _operands(MACHINES[name], shape, rng)
-        for kernel in kernels or _first_kernel(name):
-            if _refuses(kernel, name):
+        refusals = lowering.emulation_refusals(name)
+        runnable = [row for row, why_not in refusals.items() if not why_not]
+        for kernel in runnable[:1] if kernels is None else kernels:
+            if kernel not in runnable:
                 continue
-            with config.force_kernel(kernel):
-                call = _compiled(lhs, rhs, name)
-            yield Speed(name, kernel, shape, _median_seconds(call, repeats))
+            gemm = emulated_gemm(name, shape, kernel=kernel, seed=seed)
+            yield Speed(name, gemm.kernel, shape, median_seconds(gemm.call, repeats))
 
 
 def mmasim_seconds(repeats: int = 3, seed: int = 0) -> float | None:
@@ -101,28 +137,7 @@ def mmasim_seconds(repeats: int = 3, seed: int = 0) -> float | None:
     a, b = (torch.tensor(_codes(rng, size).view(np.uint8)) for size in ((m, k), (k, n)))
     a, b = (x.view(torch.float8_e4m3fn) for x in (a, b))
     wgmma = simulator.WGMMA("Hopper", f"m{m}n{n}k32.f32.e4m3.e4m3")
-    return _median_seconds(lambda: wgmma(a, b, torch.zeros((m, n))), repeats)
-
-
-def cpus() -> set[int]:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def only_one_cpu() -> None:
-    """Keeps this process on one CPU; call it before JAX starts its backend and thread pool."""
-    os.sched_setaffinity(0, {min(cpus())})
-
-
-def _first_kernel(machine: str) -> list[str]:
-    rows = [row.name for row in lowering.kernel_table() if row.operation == "emulate"]
-    return [next(row for row in rows if not _refuses(row, machine))]
-
-
-def _refuses(kernel: str, machine: str) -> str:
-    return lowering.emulation_refusals(machine)[kernel]
+    return median_seconds(lambda: wgmma(a, b, torch.zeros((m, n))), repeats)
 
 
 def _codes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -147,7 +162,7 @@ def _operands(
     return ScaledArray(lhs, one, (m, k)), ScaledArray(rhs, one, (k, n))
 
 
-def _compiled(lhs: ScaledArray, rhs: ScaledArray, machine: str) -> Callable[[], Any]:
+def _compiled(lhs: ScaledArray, rhs: ScaledArray, machine: str) -> Callable[[], jax.Array]:
     def gemm(lhs: ScaledArray, rhs: ScaledArray) -> jax.Array:
         numbers = (((1,), (0,)), ((), ()))
         return scaled_dot_general(lhs, rhs, numbers, accumulation=machine)
@@ -156,13 +171,3 @@ def _compiled(lhs: ScaledArray, rhs: ScaledArray, machine: str) -> Callable[[], 
         warnings.simplefilter("ignore", OverflowWarning)  # the results don't matter
         compiled = jax.jit(gemm).lower(lhs, rhs).compile()
     return lambda: compiled(lhs, rhs).block_until_ready()
-
-
-def _median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
