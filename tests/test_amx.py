@@ -97,7 +97,22 @@ def test_it_adds_up_in_another_order_than_the_others_within_the_same_bound() -> 
     )
 
 
-def test_it_runs_only_where_it_is_forced() -> None:
+def test_it_is_chosen_only_where_any_order_will_do() -> None:
     x = jax.ShapeDtypeStruct((64, 256), np.float32)
     w = jax.ShapeDtypeStruct((256, 64), np.float32)
-    assert all(choice.kernel != "amx" for choice in fp8.explain(x, w).gemms)
+    for choice in fp8.explain(x, w).gemms:
+        assert choice.kernel != "amx"
+        assert WHY_NOT or "deterministic(False)" in dict(choice.refusals)["amx"]
+
+
+@needs_amx
+def test_it_is_chosen_under_deterministic_false_but_for_few_rows() -> None:
+    arguments = matmul_arguments(6, 5, 40, 300, (1, 128), (128, 40))
+    few = arguments | {name: arguments[name][:4] for name in ("lhs", "lhs_scale")}
+    with fp8.force_kernel("amx"):
+        forced = np.asarray(fp8.scaled_matmul(**arguments))
+    in_order = np.asarray(fp8.scaled_matmul(**arguments))
+    with fp8.deterministic(False):
+        assert_same_bits(fp8.scaled_matmul(**arguments), forced)
+        assert_same_bits(fp8.scaled_matmul(**few), in_order[:4])
+    assert (forced[:4] != in_order[:4]).any()

@@ -55,6 +55,30 @@ def test_force_kernel_reaches_forward_and_backward_calls():
     assert kernel_of(gradient, X, W) == {""}
 
 
+def any_order_of(fn, *args):
+    """The attribute any_order in the lowered GEMM calls of `fn`."""
+    text = jax.jit(fn).lower(*args).as_text()
+    return {"any_order = true" in line for line in text.splitlines() if "gemm.v1" in line}
+
+
+def test_deterministic_reaches_forward_and_backward_calls(monkeypatch):
+    gradient = jax.grad(lambda x, w: fp8.matmul(x, w).sum(), (0, 1))
+    assert any_order_of(gradient, X, W) == {False}
+    with fp8.deterministic(False):
+        assert any_order_of(gradient, X, W) == {True}
+        with fp8.deterministic(True):
+            assert any_order_of(gradient, X, W) == {False}
+    monkeypatch.setenv("JAX_FP8_DETERMINISTIC", "0")
+    assert any_order_of(lambda x: fp8.matmul(x, W), X) == {True}
+    with fp8.deterministic(True):
+        assert any_order_of(lambda x: fp8.matmul(x, W) + 1, X) == {False}
+
+
+def test_deterministic_takes_true_or_false():
+    with pytest.raises(TypeError, match="deterministic: enabled is 0; it must be True or False"):
+        fp8.deterministic(0)
+
+
 def test_an_ahead_of_time_compiled_function_keeps_what_it_has():
     compiled = jax.jit(fp8.matmul).lower(X, W).compile()
     with fp8.force_kernel("scalar"):

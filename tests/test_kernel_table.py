@@ -6,6 +6,7 @@ import pytest
 import jax_fp8 as fp8
 from jax_fp8 import lowering
 from jax_fp8.lowering import KernelRow
+from rows import runnable_rows
 
 every_row = pytest.mark.parametrize(
     "row", lowering.kernel_table(), ids=lambda row: f"{row.operation}-{row.name}"
@@ -44,9 +45,7 @@ def test_a_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
 
 def test_an_unforced_call_takes_the_first_row_that_accepts() -> None:
     rows = [row.name for row in lowering.kernel_table() if row.operation == "gemm"]
-    runnable = [
-        row.name for row in lowering.kernel_table() if row.operation == "gemm" and not row.why_not
-    ]
+    runnable = runnable_rows("gemm")
     choice = fp8.explain(jnp.ones((3, 5)), jnp.ones((5, 4))).gemms[0]
     assert choice.kernel == runnable[0]
     assert {name for name, _ in choice.refusals} == set(rows) - {choice.kernel}

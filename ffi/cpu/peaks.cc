@@ -59,7 +59,7 @@ void Read(const std::byte* data, size_t size_bytes) {
 }
 
 constexpr Peak kPeaks[] = {
-    {"amx_bf16", "FLOP", "tdpbf16ps", WhyNotAmx, Multiply<PeakLoopsAmx>, nullptr},
+    {"amx", "FLOP", "tdpbf16ps", WhyNotAmx, Multiply<PeakLoopsAmx>, nullptr},
     {"avx512bf16", "FLOP", "vdpbf16ps zmm", WhyNotAvx512Bf16, Multiply<PeakLoopsAvx512Bf16>,
      nullptr},
     {"avx512", "FLOP", "vfmadd231ps zmm", WhyNotAvx512, Multiply<PeakLoopsAvx512>, nullptr},

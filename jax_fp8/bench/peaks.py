@@ -20,10 +20,9 @@ __all__ = ["PEAK_OF_ROW", "Peak", "Readers", "Workers", "multiply_peaks", "read_
 #: Peak of the multiply instruction on which a GEMM row rests. AMX is its own peak: that a CPU has
 #: it says nothing against a row that does not use it.
 PEAK_OF_ROW: Final = {
-    "amx": "amx_bf16",
-    "amx_bf16": "amx_bf16",
-    "amxbf16": "amx_bf16",
+    "amx": "amx",
     "avx512bf16": "avx512bf16",
+    "avx512vbmi": "avx512",
     "avx512": "avx512",
     "avx2": "avx2",
     "scalar": "scalar",
