@@ -95,6 +95,7 @@ class Options:
     Attributes:
       recipes: names of recipes; empty leaves the preset's own.
       kernel: row to force, or "".
+      any_order: whether rows run that add up in an order of their own.
       peers: families of peers, some of "xla", "torch" and "qwix".
       repeats: samples of each contender.
       budget_seconds: of one case.
@@ -106,6 +107,7 @@ class Options:
 
     recipes: Sequence[str] = ()
     kernel: str = ""
+    any_order: bool = False
     peers: Sequence[str] = ("xla", "torch", "qwix")
     repeats: int = 15
     budget_seconds: float = 5.0

@@ -90,6 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     chosen.add_argument("--kernel", metavar="ROW", help="force this row of `info`")
     chosen.add_argument(
+        "--any-order",
+        action="store_true",
+        help="also run rows that add up in an order of their own: deterministic(False)",
+    )
+    chosen.add_argument(
         "--peers",
         type=_names,
         metavar="NAMES",
@@ -325,6 +330,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         recipes=arguments.recipe or (("tensor", "block") if short else ()),
         kernel=arguments.kernel or "",
+        any_order=arguments.any_order,
         peers=tuple(families),
         repeats=arguments.repeats,
         budget_seconds=arguments.budget,

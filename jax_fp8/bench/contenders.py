@@ -16,9 +16,10 @@ from jax_fp8 import config, dispatch
 from jax_fp8.array import ScaledArray
 from jax_fp8.bench import peers
 from jax_fp8.bench.cases import Contender, Options
-from jax_fp8.bench.operands import LAYOUTS, Inputs, Sample, Weights
+from jax_fp8.bench.operands import LAYOUTS, PREPARED, Inputs, Sample, Weights
 from jax_fp8.bench.peaks import PEAK_OF_ROW
 from jax_fp8.bench.timing import Timed, cube_rate
+from jax_fp8.prepared import PreparedArray
 from jax_fp8.recipes import BY_NAME
 from jax_fp8.scaled import scaled_dot_general
 
@@ -89,13 +90,19 @@ def rotating(
     return lambda: call(lhs, weights[next(turns)])
 
 
-def forced(options: Options) -> contextlib.AbstractContextManager[None]:
-    """The context of `--kernel`."""
-    return config.force_kernel(options.kernel) if options.kernel else contextlib.nullcontext()
+@contextlib.contextmanager
+def forced(options: Options) -> Iterator[None]:
+    """The context of `--kernel` and `--any-order`."""
+    with contextlib.ExitStack() as stack:
+        if options.kernel:
+            stack.enter_context(config.force_kernel(options.kernel))
+        if options.any_order:
+            stack.enter_context(config.deterministic(False))
+        yield
 
 
 def _dims(layout: str) -> Any:
-    return (((1,), (LAYOUTS[layout],)), ((), ()))
+    return (((1,), (LAYOUTS.get(layout, 0),)), ((), ()))
 
 
 def ours(
@@ -115,9 +122,15 @@ def ours(
     found = []
     for recipe, layout in itertools.product(recipes, layouts):
         lhs = gemm.inputs.scaled(recipe)
-        weights = gemm.weights.scaled(recipe, layout)
+        weights: Sequence[ScaledArray | PreparedArray] = (
+            gemm.weights.prepared(recipe)
+            if layout == PREPARED
+            else gemm.weights.scaled(recipe, layout)
+        )
 
-        def product(lhs: ScaledArray, rhs: ScaledArray, layout: str = layout) -> jax.Array:
+        def product(
+            lhs: ScaledArray, rhs: ScaledArray | PreparedArray, layout: str = layout
+        ) -> jax.Array:
             return scaled_dot_general(lhs, rhs, _dims(layout))
 
         with forced(gemm.options):
@@ -219,6 +232,7 @@ def gemm_contenders(
     dtypes: Sequence[str] = ("f32", "bf16", "f16", "f8"),
     peak: str | None = None,
     tiled: bool = True,
+    layouts: Iterable[str] = tuple(LAYOUTS),
 ) -> list[Contender]:
     """Everyone who can compute the product, ours first.
 
@@ -229,9 +243,10 @@ def gemm_contenders(
       dtypes: of XLA's dots.
       peak: that all speeds are a share of; None is the multiply instruction of our row.
       tiled: whether qwix's tiled dot is one of them.
+      layouts: of our weights.
     """
     chosen = gemm.options.peers
-    found = ours(gemm, gemm.options.recipes or recipes, peak)
+    found = ours(gemm, gemm.options.recipes or recipes, peak, layouts)
     if "xla" in chosen:
         found += xla(gemm, dtypes, cut, peak or "")
     if "torch" in chosen and peers.installed("torch"):

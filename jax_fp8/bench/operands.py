@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -14,10 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from jax_fp8.array import ScaledArray
+from jax_fp8.prepare import prepare
+from jax_fp8.prepared import PreparedArray
 from jax_fp8.quantize import quantize
 from jax_fp8.recipes import BY_NAME
 
-__all__ = ["DTYPES", "LAYOUTS", "Inputs", "Sample", "Weights", "float64_of", "relative_error"]
+__all__ = [
+    "DTYPES",
+    "LAYOUTS",
+    "PREPARED",
+    "Inputs",
+    "Sample",
+    "Weights",
+    "float64_of",
+    "relative_error",
+]
 
 #: Real dtypes of peers by the names in tables.
 DTYPES: Final[dict[str, npt.DTypeLike]] = {
@@ -27,6 +39,8 @@ DTYPES: Final[dict[str, npt.DTypeLike]] = {
 }
 #: Order of the dims of the weights in memory, and the dim that is contracted.
 LAYOUTS: Final = {"(N,K)": 1, "(K,N)": 0}
+#: Weights that `prepare` laid out, which only our kernels take.
+PREPARED: Final = "prepared"
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
@@ -96,6 +110,9 @@ class Weights(_Kept):
     def scaled(self, recipe: str, layout: str) -> list[ScaledArray]:
         return self._once(("scaled", recipe, layout), lambda: self._scaled(recipe, layout))
 
+    def prepared(self, recipe: str) -> list[PreparedArray]:
+        return self._once(("scaled", recipe, PREPARED), lambda: self._prepared(recipe))
+
     def _real(self, dtype: str, layout: str) -> list[jax.Array]:
         laid = self.array if layout == "(N,K)" else np.ascontiguousarray(self.array.T)
         one = jnp.asarray(laid.astype(DTYPES[dtype]))
@@ -108,6 +125,11 @@ class Weights(_Kept):
             q = ScaledArray(values, scale, q.tile[::-1])
         more = (jnp.array(q.values, copy=True) for _ in range(1, self.copies(1)))
         return [q, *(ScaledArray(values, q.scale, q.tile) for values in more)]
+
+    def _prepared(self, recipe: str) -> list[PreparedArray]:
+        one = prepare(_quantized(self.array, recipe, "weight"), k_axis=-1)
+        more = (jnp.array(one.values, copy=True) for _ in range(1, self.copies(1)))
+        return [one, *(dataclasses.replace(one, values=values) for values in more)]
 
 
 def _normal(shape: tuple[int, int], seed: int) -> Matrix:
