@@ -24,7 +24,8 @@ NB_MODULE(_ffi, m) {
   m.def("ffi_api_version", &jax_fp8::FfiApiVersion,
         "(major, minor) of the XLA FFI headers that this module was built with.");
   m.def("kernels", &jax_fp8::KernelTable,
-        "(operation, row name, reason why this machine cannot run it or '') for every row.");
+        "(operation, row name, why this machine cannot run it or '', why it must be asked for or "
+        "'') for every row.");
   m.def("explain_gemm", &jax_fp8::ExplainGemm, nb::arg("m"), nb::arg("n"), nb::arg("k"),
         nb::arg("lhs_format"), nb::arg("rhs_format"), nb::arg("out_type"), nb::arg("lhs_layout"),
         nb::arg("rhs_layout"), nb::arg("lhs_tile"), nb::arg("rhs_tile"), nb::arg("accumulation"),

@@ -59,7 +59,7 @@ def info(arguments: argparse.Namespace) -> dict[str, Any]:
                 "operation": row.operation,
                 "kernel": row.name,
                 "platform": "cpu",
-                "why not": row.why_not,
+                "why not": row.why_not or row.unless_asked,
             }
             for row in lowering.kernel_table()
         ],

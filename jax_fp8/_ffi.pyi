@@ -9,7 +9,8 @@ def ffi_api_version() -> tuple[int, int]:
     """(major, minor) of the XLA FFI headers that this module was built with."""
 
 def kernels() -> list[list[str]]:
-    """[operation, row name, reason why this machine cannot run it or ''] for every row."""
+    """[operation, row name, why this machine cannot run it or '', why it must be asked for or '']
+    for every row."""
 
 def explain_gemm(
     m: int,

@@ -38,6 +38,7 @@ class KernelRow(NamedTuple):
     operation: str
     name: str
     why_not: str  # "" where this machine can run it
+    unless_asked: str = ""  # why it is not chosen unless it is forced; "" where it may be
 
 
 @functools.cache

@@ -161,7 +161,7 @@ class Case:
         reasons = _ffi.explain_gemm(
             self.m, self.n, self.k, *(_KERNEL_NAMES[name] for name in self.names),
             _OUT_NAMES[self.out_dtype], *self.layouts, lhs_tile, rhs_tile,
-            self.machine, self.interval or 0, self.split_k,
+            self.machine, self.interval or 0, self.split_k, "", False,
         )  # fmt: skip
         # The FP32 model is the business of the native kernels.
         return dict(reasons).get(row, "" if self.machine == "fp32" else "no such row")

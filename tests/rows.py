@@ -11,5 +11,5 @@ def runnable_rows(operation: str) -> list[str]:
     return [
         row.name
         for row in lowering.kernel_table()
-        if row.operation == operation and not row.why_not and row.name != "amx"
+        if row.operation == operation and not row.why_not and not row.unless_asked
     ]

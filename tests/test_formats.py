@@ -74,7 +74,7 @@ def test_kernels_know_the_largest_and_the_special_codes(fmt: Format, quantize_ro
 @every_format
 def test_kernels_know_formats_by_the_names_of_the_table(fmt: Format) -> None:
     rows = _ffi.explain_gemm(
-        1, 1, 1, fmt.name, fmt.name, "f32", "mk", "nk", (1, 1), (1, 1), "native", 0, 1
+        1, 1, 1, fmt.name, fmt.name, "f32", "mk", "nk", (1, 1), (1, 1), "native", 0, 1, "", False
     )
     assert any(not why_not for _, why_not in rows)
 

@@ -224,7 +224,7 @@ def test_the_handler_reads_nothing_outside_of_panels(change: Any, message: str) 
     attributes = {
         "lhs_layout": "mk", "rhs_layout": "panels", "kernel": "", "accumulation": "native",
         "lhs_tile": np.array([2, 80]), "rhs_tile": np.array([66, 80]),
-        "promotion_interval": np.int64(0), "split_k": np.int64(1),
+        "promotion_interval": np.int64(0), "split_k": np.int64(1), "any_order": False,
     }  # fmt: skip
     attributes |= {key: value for key, value in change.items() if key in attributes}
     call = jax.ffi.ffi_call("jax_fp8.gemm.v1", jax.ShapeDtypeStruct((2, 66), np.float32))

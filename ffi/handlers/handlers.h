@@ -22,7 +22,7 @@ std::vector<Registration> Registrations();
 std::pair<int, int> FfiApiVersion();
 
 // One tuple per row: operation ("gemm", "emulate" or "quantize"), name, why this machine cannot run
-// it or "".
+// it or "", why it is not chosen unless it is asked for or "".
 std::vector<std::vector<std::string>> KernelTable();
 
 // Formats are those of common/fp8.h, layouts "mk"/"km" and "nk"/"kn"/"panels", out types "f32",

@@ -56,11 +56,16 @@ std::vector<std::vector<std::string>> KernelTable() {
                .rhs = {Format::kE4M3FN, true, 1, 1},
                .out = OutType::kF32,
                .any_order = true};
+  GemmDesc in_order = any;
+  in_order.any_order = false;
   std::vector<std::vector<std::string>> table;
-  for (const auto& [name, reason] : Reasons(any)) table.push_back({"gemm", name, reason});
+  for (const GemmKernel& row : GemmKernels()) {
+    const std::string why_not = row.why_not(any);
+    table.push_back({"gemm", row.name, why_not, why_not.empty() ? row.why_not(in_order) : ""});
+  }
   any.machine = FindMachine("hopper_wgmma");
-  for (const auto& [name, reason] : Reasons(any)) table.push_back({"emulate", name, reason});
-  for (const auto& row : QuantizeKernelTable()) table.push_back(row);
+  for (const auto& [name, reason] : Reasons(any)) table.push_back({"emulate", name, reason, ""});
+  for (const auto& row : QuantizeKernelTable()) table.push_back({row[0], row[1], row[2], ""});
   return table;
 }
 

@@ -14,17 +14,15 @@ import numpy as np
 
 import checks
 import jax_fp8 as fp8
-from jax_fp8 import lowering
 from jax_fp8.testing import oracle
+from rows import runnable_rows
 
 BFLOAT16 = ml_dtypes.bfloat16
 E4M3FN = ml_dtypes.float8_e4m3fn
 E5M2 = ml_dtypes.float8_e5m2
 DTYPES = (np.float32, BFLOAT16, np.float16)
 RECIPES = (fp8.BlockScaling(), fp8.RowScaling(), fp8.TensorScaling())
-GEMM_ROWS = tuple(
-    row.name for row in lowering.kernel_table() if row.operation == "gemm" and not row.why_not
-)
+GEMM_ROWS = tuple(runnable_rows("gemm"))
 
 
 #: What the recipes promise: format by role, and (rows, k) that one scale covers by recipe and role.
