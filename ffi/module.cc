@@ -41,7 +41,7 @@ NB_MODULE(_ffi, m) {
         nb::call_guard<nb::gil_scoped_release>(),
         "(FLOPs, seconds) of an instruction that runs for at least so long on this thread.");
   nb::class_<jax_fp8::ReadBuffer>(m, "ReadBuffer", "Memory whose reading is timed.")
-      .def(nb::init<int64_t>(), nb::arg("size_bytes"))
+      .def(nb::init<int64_t, bool>(), nb::arg("size_bytes"), nb::arg("huge_pages"))
       .def_prop_ro("size_bytes", &jax_fp8::ReadBuffer::size_bytes)
       .def("read", &jax_fp8::ReadBuffer::Read, nb::arg("name"), nb::arg("first_byte"),
            nb::arg("num_bytes"), nb::call_guard<nb::gil_scoped_release>(),

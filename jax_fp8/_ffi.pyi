@@ -48,12 +48,12 @@ def measure_multiply(name: str, seconds: float) -> tuple[float, float]:
     """
 
 class ReadBuffer:
-    """Memory, on pages of 2 MB where the system has them, whose reading is timed."""
+    """Memory whose reading is timed, on pages of 2 MB or on those that any array gets."""
 
-    def __init__(self, size_bytes: int) -> None: ...
+    def __init__(self, size_bytes: int, huge_pages: bool) -> None: ...
     @property
     def size_bytes(self) -> int:
-        """Size, rounded up to whole pages of 2 MB."""
+        """Size, rounded up to 2 MB."""
 
     def read(self, name: str, first_byte: int, num_bytes: int) -> float:
         """Reads these bytes, multiples of 512, once with the loads of a peak; returns seconds."""

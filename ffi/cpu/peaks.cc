@@ -76,13 +76,13 @@ std::span<const Peak> Peaks() { return kPeaks; }
 
 void PeakBuffer::Free::operator()(std::byte* data) const { std::free(data); }
 
-PeakBuffer::PeakBuffer(size_t size_bytes) {
+PeakBuffer::PeakBuffer(size_t size_bytes, bool huge_pages) {
   constexpr size_t kHugePageBytes = size_t{2} << 20;
   const size_t rounded_bytes = (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePageBytes, rounded_bytes)));
   if (data_ == nullptr) return;
 #if defined(__linux__)
-  madvise(data_.get(), rounded_bytes, MADV_HUGEPAGE);  // only advice: may fail
+  if (huge_pages) madvise(data_.get(), rounded_bytes, MADV_HUGEPAGE);  // only advice: may fail
 #endif
   // Memory that was never written is one page of zeros, read from the cache.
   std::memset(data_.get(), 1, rounded_bytes);

@@ -28,11 +28,12 @@ struct Peak {
 // Every loop of this architecture, the fastest first of each unit.
 std::span<const Peak> Peaks();
 
-// Memory to read: whole 2 MB pages where the system gives them, every byte of it written once.
+// Memory to read, every byte of it written once.
 class PeakBuffer {
  public:
-  // `size_bytes` is rounded up to whole pages of 2 MB. Empty if there is no such memory.
-  explicit PeakBuffer(size_t size_bytes);
+  // `size_bytes` is rounded up to 2 MB. `huge_pages`: ask for pages of 2 MB; else the pages are
+  // what the allocator gives to any array. Empty if there is no such memory.
+  PeakBuffer(size_t size_bytes, bool huge_pages);
 
   const std::byte* data() const { return data_.get(); }
   size_t size_bytes() const { return size_bytes_; }

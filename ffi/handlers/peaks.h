@@ -21,7 +21,7 @@ std::pair<double, double> MeasureMultiply(const std::string& name, double second
 class ReadBuffer {
  public:
   // Throws std::bad_alloc, std::invalid_argument.
-  explicit ReadBuffer(int64_t size_bytes);
+  ReadBuffer(int64_t size_bytes, bool huge_pages);
 
   int64_t size_bytes() const { return static_cast<int64_t>(buffer_.size_bytes()); }
 

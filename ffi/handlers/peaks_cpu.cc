@@ -49,9 +49,10 @@ std::pair<double, double> MeasureMultiply(const std::string& name, double second
   return {flops, elapsed};
 }
 
-ReadBuffer::ReadBuffer(int64_t size_bytes)
+ReadBuffer::ReadBuffer(int64_t size_bytes, bool huge_pages)
     : buffer_(size_bytes < 1 ? throw std::invalid_argument("a buffer has at least one byte")
-                             : static_cast<size_t>(size_bytes)) {
+                             : static_cast<size_t>(size_bytes),
+              huge_pages) {
   if (buffer_.data() == nullptr) throw std::bad_alloc();
 }
 

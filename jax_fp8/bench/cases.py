@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from jax_fp8.bench.timing import Timed, Times
@@ -18,7 +18,6 @@ __all__ = [
     "WrongResult",
     "case_as_json",
     "check_results",
-    "set_shares",
 ]
 
 Shape = tuple[int, int, int]
@@ -166,7 +165,7 @@ def case_as_json(
     Args:
       case: what was timed.
       times: by name of the contender; seconds of one call.
-      peak_rates: units a second of each peak over all threads.
+      peak_rates: FLOP/s of instructions, over all threads, measured in turn with the contenders.
       threads: that all contenders used.
 
     Returns:
@@ -190,6 +189,7 @@ def case_as_json(
         "name": case.name,
         "shape": list(case.shape),
         "rate": case.rate,
+        "peaks": dict(peak_rates),
         "notes": list(case.notes),
         "contenders": rows,
         "best": {group: row["name"] for group, row in best.items()},
@@ -202,19 +202,6 @@ def case_as_json(
             for later, earlier in case.steps
         },
     }
-
-
-def set_shares(cases: Iterable[dict[str, Any]], peak_rates: Mapping[str, float]) -> None:
-    """Takes the shares of these peaks anew, once all their measurements are there.
-
-    Args:
-      cases: as `case_as_json` returns them.
-      peak_rates: FLOP/s by name.
-    """
-    for case in cases:
-        for row in case["contenders"]:
-            if row["peak"] in peak_rates:
-                row["share"] = 1e9 * row["gflops"] / peak_rates[row["peak"]]
 
 
 def _row(

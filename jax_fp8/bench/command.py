@@ -8,10 +8,13 @@ The JSON, of which the tables are made:
 * `versions`: of jax_fp8, jax, jaxlib, numpy, python, and of each peer that is installed.
 * `options`: those of the command line that change figures.
 * `peaks`: `multiply`, a list of {name, unit, instruction, why_not, rates, rate}, FLOP/s over all
-  threads, measured at the start and after each case; `read`, {"cold", "repeated"}, the same in
-  byte/s with `size_bytes`, the footprint.
-* `presets`: {name, title, notes, cases}; a case is {name, shape, rate, notes, contenders, best,
-  ratios, steps}:
+  threads, measured at the start and as the median of each case; `read`, the same in byte/s with
+  `size_bytes`, the footprint: "cold" memory on the pages that arrays of JAX get, "cold, 2 MB
+  pages", and "repeated", from a cache.
+* `presets`: {name, title, notes, cases}; a case is {name, shape, rate, notes, peaks, contenders,
+  best, ratios, steps}:
+    * `peaks`: FLOP/s of the instructions that its kernels rest on, the median of samples in turn
+      with the contenders: shares are shares of these.
     * `contenders`: {name, group, kind ("ours", "peer", "machine"), kernel, seconds (every sample),
       median, min, q1, q3, gflops, gbs, gmacs_per_thread, flops, counted_bytes (what gbs counts),
       moved_bytes (operands and result), peak, share (of that peak), memory, error}; null where it
@@ -54,9 +57,8 @@ from jax_fp8.bench.cases import (
     WrongResult,
     case_as_json,
     check_results,
-    set_shares,
 )
-from jax_fp8.bench.peaks import Peak, Readers, multiply_peaks
+from jax_fp8.bench.peaks import Peak, Readers, multiply_peaks, timed_peaks
 from jax_fp8.bench.presets import PRESETS
 from jax_fp8.emulation.plot import check_path
 from jax_fp8.progress import progress
@@ -165,12 +167,12 @@ class _Run:
         options = self.options
         self.multiply = multiply_peaks(options.threads)
         read = {
+            "cold, 2 MB pages": _read(options.footprint_bytes, options.threads, huge_pages=True),
             "cold": _read(options.footprint_bytes, options.threads),
             "repeated": _read(_REPEATED_BYTES * options.threads, options.threads),
         }
         with jax.default_device(jax.devices("cpu")[0]):  # where there is a GPU, too
             presets, failures = self._presets(chosen)
-        set_shares((case for preset in presets for case in preset["cases"]), self._rates())
         families = [name for name in _FAMILIES if name in options.peers]
         return {
             "schema": 1,
@@ -212,29 +214,34 @@ class _Run:
                     return presets, [f"{name}: interrupted; what was measured before is shown"]
         return presets, []
 
-    def _rates(self) -> dict[str, float]:
-        return {peak.name: peak.rate for peak in self.multiply if peak.rates}
-
-    def _measure_again(self) -> None:
-        """One more sample of each peak: a disturbance at the start must not make all peaks low."""
-        again = {peak.name: peak.rates for peak in multiply_peaks(self.options.threads, repeats=1)}
-        self.multiply = [
-            dataclasses.replace(peak, rates=peak.rates + again[peak.name]) for peak in self.multiply
-        ]
-
     def _cases(self, preset: Preset, shapes: Sequence[Shape]) -> Iterator[dict[str, Any]]:
         options = self.options
         for case in preset.cases(shapes, options, self.cut):
             check_results(case)
+            instructions = {contender.peak for contender in case.contenders}
+            instructions &= {peak.name for peak in self.multiply if peak.rates}
+            in_turn = timed_peaks(sorted(instructions), options.threads)
             times = timing.round_robin(
-                {contender.name: contender.timed for contender in case.contenders},
+                {contender.name: contender.timed for contender in case.contenders}
+                | {_turn_of(name): timed for name, timed in in_turn.items()},
                 repeats=options.repeats,
                 budget_seconds=options.budget_seconds,
             )
-            self._measure_again()
-            figures = case_as_json(case, times, self._rates(), options.threads)
+            rates = {name: 1e9 / times[_turn_of(name)].median for name in in_turn}
+            self.multiply = [
+                dataclasses.replace(peak, rates=(*peak.rates, rates[peak.name]))
+                if peak.name in rates
+                else peak
+                for peak in self.multiply
+            ]
+            figures = case_as_json(case, times, rates, options.threads)
             del case  # with its operands, before those of the next are made
             yield figures
+
+
+def _turn_of(instruction: str) -> str:
+    """Name of a peak among the contenders."""
+    return f"the machine's {instruction}"
 
 
 def _disturbed(peak: Peak) -> str:
@@ -248,9 +255,9 @@ def _disturbed(peak: Peak) -> str:
     )
 
 
-def _read(size_bytes: int, threads: int) -> dict[str, Any]:
+def _read(size_bytes: int, threads: int, *, huge_pages: bool = False) -> dict[str, Any]:
     """Bandwidth over a footprint: cold if that is larger than the caches."""
-    readers = Readers(min(size_bytes, 16 << 20), size_bytes, threads)
+    readers = Readers(min(size_bytes, 16 << 20), size_bytes, threads, huge_pages=huge_pages)
     measured: Peak = readers.bandwidth(repeats=15)
     readers.close()
     return measured.as_json() | {"size_bytes": readers.num_pieces * readers.piece_bytes}

@@ -9,13 +9,22 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from jax_fp8 import _ffi
-from jax_fp8.bench.timing import cpus
+from jax_fp8.bench.timing import Timed, cpus
 
-__all__ = ["PEAK_OF_ROW", "Peak", "Readers", "Workers", "multiply_peaks", "read_peak", "table"]
+__all__ = [
+    "PEAK_OF_ROW",
+    "Peak",
+    "Readers",
+    "Workers",
+    "multiply_peaks",
+    "read_peak",
+    "table",
+    "timed_peaks",
+]
 
 #: Peak of the multiply instruction on which a GEMM row rests. AMX is its own peak: that a CPU has
 #: it says nothing against a row that does not use it.
@@ -150,6 +159,26 @@ def multiply_peaks(
     return measured
 
 
+def timed_peaks(names: Iterable[str], threads: int) -> dict[str, Timed]:
+    """Multiply instructions as contenders, which take turns with others.
+
+    Args:
+      names: of peaks that run here.
+      threads: that run at the same time.
+
+    Returns:
+      By name, calls that return the seconds of one GFLOP.
+    """
+
+    def seconds_of_gflop(name: str) -> float:
+        [peak] = multiply_peaks(threads, seconds=0.002, repeats=1, names=[name])
+        return 1e9 / peak.rate
+
+    return {
+        name: Timed(functools.partial(seconds_of_gflop, name), own_clock=True) for name in names
+    }
+
+
 class Readers:
     """Reads memory on several threads: a piece at a time, round and round, so that it stays cold.
 
@@ -157,9 +186,13 @@ class Readers:
       piece_bytes: read by one call, over all threads.
       footprint_bytes: after which the same memory comes again; at least the piece.
       threads: each reads its own part of the piece.
+      huge_pages: whether the memory is asked to be on pages of 2 MB; else it is on the pages that
+        an array of JAX gets, usually of 4 KB, where reading DRAM waits for address translations.
     """
 
-    def __init__(self, piece_bytes: int, footprint_bytes: int, threads: int) -> None:
+    def __init__(
+        self, piece_bytes: int, footprint_bytes: int, threads: int, *, huge_pages: bool = False
+    ) -> None:
         self.name = read_peak().name
         unit = _READ_BYTES * threads
         self._own_bytes = max(1, piece_bytes // unit) * _READ_BYTES
@@ -167,7 +200,7 @@ class Readers:
         self.num_pieces = max(1, -(-footprint_bytes // self.piece_bytes))
         self._workers = Workers(threads)
         own = self._own_bytes * self.num_pieces
-        self._buffers = [_ffi.ReadBuffer(own) for _ in range(threads)]
+        self._buffers = [_ffi.ReadBuffer(own, huge_pages) for _ in range(threads)]
         self._next = 0
 
     def read(self) -> float:
