@@ -16,14 +16,14 @@ from jax_fp8 import config, dispatch
 from jax_fp8.array import ScaledArray
 from jax_fp8.bench import peers
 from jax_fp8.bench.cases import Contender, Options
-from jax_fp8.bench.operands import LAYOUTS, PREPARED, Inputs, Sample, Weights
+from jax_fp8.bench.operands import LAYOUTS, PREPARED, Inputs, Rotation, Sample, Weights
 from jax_fp8.bench.peaks import PEAK_OF_ROW
 from jax_fp8.bench.timing import Timed, cube_rate
 from jax_fp8.prepared import PreparedArray
 from jax_fp8.recipes import BY_NAME
 from jax_fp8.scaled import scaled_dot_general
 
-__all__ = ["TOLERANCES", "Gemm", "compiled", "forced", "gemm_contenders", "ours", "rotating", "xla"]
+__all__ = ["TOLERANCES", "Gemm", "compiled", "forced", "gemm_contenders", "ours", "xla"]
 
 #: Largest relative error of a result against float64 of the same operands, by the dtype of its
 #: sums or itself: a few times what long sums reach in it, far below what another product has.
@@ -67,7 +67,7 @@ class Gemm:
         return Contender(
             name=name,
             group=group,
-            timed=Timed(call),
+            timed=Timed(call, before=getattr(call, "touch", None)),
             check=self.sample.check(call, lhs, rhs, tolerance),
             flops=self.flops,
             counted_bytes=self.n * self.k * itemsize,
@@ -81,13 +81,6 @@ def compiled(fn: Callable[..., Any], *operands: Any) -> Callable[..., Any]:
     """`fn`, compiled for these operands; returns when its result is there."""
     executable = jax.jit(fn).lower(*operands).compile()
     return lambda *args: jax.block_until_ready(executable(*args))
-
-
-def rotating(
-    call: Callable[..., Any], lhs: Any, weights: Sequence[Any], turns: Iterator[int]
-) -> Callable[[], Any]:
-    """Calls with `lhs` and the copy of the weights whose turn it is."""
-    return lambda: call(lhs, weights[next(turns)])
 
 
 @contextlib.contextmanager
@@ -134,11 +127,12 @@ def ours(
             return scaled_dot_general(lhs, rhs, _dims(layout))
 
         with forced(gemm.options):
-            call = rotating(
+            call = Rotation(
                 compiled(product, lhs, weights[0]),
                 lhs,
                 weights,
                 gemm.weights.turns(recipe, layout),
+                [one.values for one in weights],
             )
             kernel = _kernel(gemm, recipe, layout)
         found.append(
@@ -193,7 +187,7 @@ def xla(gemm: Gemm, dtypes: Sequence[str], cut: list[str], peak: str = "") -> li
             gemm.contender(
                 f"XLA {dtype} {layout}",
                 f"XLA {dtype}",
-                rotating(call, lhs, weights, turns),
+                Rotation(call, lhs, weights, turns, weights),
                 lhs=lhs,
                 rhs=rhs,
                 itemsize=lhs.dtype.itemsize,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -25,6 +25,7 @@ __all__ = [
     "LAYOUTS",
     "PREPARED",
     "Inputs",
+    "Rotation",
     "Sample",
     "Weights",
     "float64_of",
@@ -41,6 +42,9 @@ DTYPES: Final[dict[str, npt.DTypeLike]] = {
 LAYOUTS: Final = {"(N,K)": 1, "(K,N)": 0}
 #: Weights that `prepare` laid out, which only our kernels take.
 PREPARED: Final = "prepared"
+
+#: The smallest page of the processors at hand.
+_PAGE_BYTES: Final = 4096
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
@@ -130,6 +134,45 @@ class Weights(_Kept):
         one = prepare(_quantized(self.array, recipe, "weight"), k_axis=-1)
         more = (jnp.array(one.values, copy=True) for _ in range(1, self.copies(1)))
         return [one, *(dataclasses.replace(one, values=values) for values in more)]
+
+
+class Rotation:
+    """A call on the copy of the weights whose turn it is.
+
+    Args:
+      call: maps (lhs, weights) to a result.
+      lhs: the other operand.
+      weights: the copies.
+      turns: which one is next.
+      memory: the array of each copy, for `touch`.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        lhs: Any,
+        weights: Sequence[Any],
+        turns: Iterator[int],
+        memory: Sequence[jax.Array],
+    ) -> None:
+        self._call, self._lhs, self._weights, self._turns = call, lhs, weights, turns
+        self._pages = [np.asarray(x).view(np.uint8).reshape(-1)[::_PAGE_BYTES] for x in memory]
+        self._next: int | None = None
+
+    def touch(self) -> None:
+        """Takes the next copy, and reads one byte of each of its pages.
+
+        Systems reclaim or unmap memory that nobody has used for seconds, as it is between the turns
+        of a copy here; weights that are used all the time are there. The rest stays cold.
+        """
+        self._next = next(self._turns)
+        self._pages[self._next].sum()
+
+    def __call__(self) -> Any:
+        if self._next is None:
+            self._next = next(self._turns)
+        weights, self._next = self._weights[self._next], None
+        return self._call(self._lhs, weights)
 
 
 def _normal(shape: tuple[int, int], seed: int) -> Matrix:

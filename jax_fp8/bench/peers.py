@@ -21,7 +21,7 @@ import numpy as np
 
 from jax_fp8.array import ScaledArray
 from jax_fp8.bench.cases import Contender
-from jax_fp8.bench.operands import LAYOUTS, Inputs, Weights
+from jax_fp8.bench.operands import LAYOUTS, Inputs, Rotation, Weights
 from jax_fp8.bench.timing import cube_rate
 
 if TYPE_CHECKING:
@@ -74,12 +74,13 @@ def torch_contenders(gemm: Gemm, peak: str, cut: list[str]) -> list[Contender]:
         if layout == "(N,K)":
             weights = [w.t() for w in weights]
         turns = gemm.weights.turns(dtype, layout)
-        call = _rotating(torch.mm, _tensor(torch, lhs), weights, turns)
+        memory = gemm.weights.real(dtype, layout)
+        call = _rotating(torch.mm, _tensor(torch, lhs), weights, turns, memory)
         found.append(
             gemm.contender(
                 f"torch {dtype} {layout}",
                 f"torch {dtype}",
-                _arrays_of(call),
+                call,
                 lhs=lhs,
                 rhs=gemm.weights.real(dtype, "(N,K)")[0],
                 itemsize=lhs.dtype.itemsize,
@@ -112,7 +113,7 @@ def _scaled_mm_contenders(gemm: Gemm, torch: Any, peak: str, cut: list[str]) -> 
             gemm.contender(
                 f"torch _scaled_mm {recipe} {layout}",
                 "torch _scaled_mm",
-                _arrays_of(call),
+                call,
                 lhs=lhs,
                 rhs=gemm.weights.scaled(recipe, "(N,K)")[0],
                 itemsize=1,
@@ -131,7 +132,7 @@ def _rotating_scaled_mm(
     lhs: ScaledArray,
     rhs: Sequence[ScaledArray],
     turns: Iterator[int],
-) -> Callable[[], Any]:
+) -> Rotation:
     weights = [_tensor(torch, q.values) for q in rhs]
     if layout == "(N,K)":
         weights = [w.t() for w in weights]
@@ -144,7 +145,8 @@ def _rotating_scaled_mm(
     multiply = functools.partial(
         torch._scaled_mm, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.float32
     )
-    return _rotating(multiply, _tensor(torch, lhs.values), weights, turns)
+    memory = [q.values for q in rhs]
+    return _rotating(multiply, _tensor(torch, lhs.values), weights, turns, memory)
 
 
 @functools.cache
@@ -177,14 +179,18 @@ def _tensor(torch: Any, x: jax.Array) -> Any:
 
 
 def _rotating(
-    multiply: Any, lhs: Any, weights: Sequence[Any], turns: Iterator[int]
-) -> Callable[[], Any]:
-    return lambda: multiply(lhs, weights[next(turns)])
-
-
-def _arrays_of(call: Callable[[], Any]) -> Callable[[], _Result]:
+    multiply: Any,
+    lhs: Any,
+    weights: Sequence[Any],
+    turns: Iterator[int],
+    memory: Sequence[jax.Array],
+) -> Rotation:
     """A call of torch whose results NumPy can read."""
-    return lambda: _Result(call())
+
+    def call(lhs: Any, weights: Any) -> _Result:
+        return _Result(multiply(lhs, weights))
+
+    return Rotation(call, lhs, weights, turns, memory)
 
 
 class _Result:

@@ -68,14 +68,18 @@ class Timed:
       call: does the work and waits for its end.
       calls: how often a sample calls it, where one call is too short for a clock.
       own_clock: `call` returns its seconds, so that the start of its threads does not count.
+      before: is called before each sample, untimed.
     """
 
     call: Callable[[], Any]
     calls: int = 1
     own_clock: bool = False
+    before: Callable[[], Any] | None = None
 
     def sample(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Seconds of one call."""
+        if self.before is not None:
+            self.before()
         if self.own_clock:
             return float(sum(self.call() for _ in range(self.calls))) / self.calls
         begin = clock()
@@ -99,8 +103,8 @@ def round_robin(
       contenders: by name, in the order in which they run.
       repeats: samples of each, at least 1.
       budget_seconds: no new round begins after so long, once there were `MIN_ROUNDS` (or
-        `repeats`, if those are fewer). A contender whose samples take half of the budget sits out
-        from then on, so that the others get theirs.
+        `repeats`, if those are fewer). A contender whose samples take an eighth of the budget sits
+        out from then on, so that the others get theirs.
       pause_seconds: before each call.
       clock: seconds that have passed.
       sleep: waits for some seconds.
@@ -116,7 +120,7 @@ def round_robin(
             break
         for name, timed in contenders.items():
             own = samples[name]
-            if sum(own) * timed.calls > budget_seconds / 2:
+            if sum(own) * timed.calls > budget_seconds / 8:
                 continue
             sleep(pause_seconds)
             own.append(timed.sample(clock))
