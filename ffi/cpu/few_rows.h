@@ -36,11 +36,14 @@ template <class Isa, class Codes, int kRows>
       sum[i][j] = product.starts_piece ? Isa::Zero() : Isa::Load(sum_at(i, j));
     });
   });
+  // Not into L1, from which they would be gone before their turn.
+  constexpr int kIntoL2 = 2;
   const uint8_t* codes = product.codes + first_col;
   const uint32_t* lhs = product.lhs + first_row * kShape.lhs_row_stride;
   for (int k = 0, word = 0; k < product.num_k; k += kShape.k_per_word, ++word) {
     ForEach<kShape.k_per_word>([&](auto i) __attribute__((always_inline)) {
-      __builtin_prefetch(codes + product.prefetch_distance + i * product.leading_stride);
+      __builtin_prefetch(codes + product.prefetch_distance + i * product.leading_stride, /*rw=*/0,
+                         kIntoL2);
     });
     Words rhs[kVecs];
     decoder.Load(codes, product.leading_stride, product.num_k - k, num_cols, rhs);
