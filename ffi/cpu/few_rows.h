@@ -7,7 +7,6 @@
 // columns; only the first `num_cols` of them, and the first `num_k` k of the word, exist.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cpu/gemm_packed.h"
@@ -16,18 +15,17 @@
 namespace jax_fp8 {
 namespace {
 
-// kRows rows from `first_row` on.
 template <class Isa, class Codes, int kRows>
 [[gnu::always_inline]] inline void MultiplyCodesOfCols(const CodesProduct& product,
-                                                       const Codes& decoder, int first_row,
-                                                       int first_col, int num_cols) {
+                                                       const Codes& decoder, int first_col,
+                                                       int num_cols) {
   using Vec = typename Isa::Vec;
   using Words = typename Isa::Words;
   constexpr PackedShape kShape = Isa::kShape;
   constexpr int kVecs = 4, kVecsPerTile = kShape.tile_cols / Isa::kLanes;
   auto sum_at = [&](int row, int vec) __attribute__((always_inline)) {
     const int tile = first_col / kShape.tile_cols + vec / kVecsPerTile;
-    return product.sums + tile * product.tile_stride + (first_row + row) * kShape.tile_cols +
+    return product.sums + tile * product.tile_stride + row * kShape.tile_cols +
            vec % kVecsPerTile * Isa::kLanes;
   };
   Vec sum[kRows][kVecs];
@@ -39,7 +37,6 @@ template <class Isa, class Codes, int kRows>
   // Not into L1, from which they would be gone before their turn.
   constexpr int kIntoL2 = 2;
   const uint8_t* codes = product.codes + first_col;
-  const uint32_t* lhs = product.lhs + first_row * kShape.lhs_row_stride;
   for (int k = 0, word = 0; k < product.num_k; k += kShape.k_per_word, ++word) {
     ForEach<kShape.k_per_word>([&](auto i) __attribute__((always_inline)) {
       __builtin_prefetch(codes + product.prefetch_distance + i * product.leading_stride, /*rw=*/0,
@@ -49,7 +46,7 @@ template <class Isa, class Codes, int kRows>
     decoder.Load(codes, product.leading_stride, product.num_k - k, num_cols, rhs);
     codes += kShape.k_per_word * product.leading_stride;
     ForEach<kRows>([&](auto i) __attribute__((always_inline)) {
-      const Words both = Isa::BroadcastWord(lhs[i * kShape.lhs_row_stride + word]);
+      const Words both = Isa::BroadcastWord(product.lhs[i * kShape.lhs_row_stride + word]);
       ForEach<kVecs>([&](auto j) __attribute__((always_inline)) {
         sum[i][j] = Isa::AddProducts(sum[i][j], both, rhs[j]);
       });
@@ -62,31 +59,26 @@ template <class Isa, class Codes, int kRows>
 }
 
 template <class Isa, class Codes, int kRows>
-void MultiplyCodesOf(const CodesProduct& product, int first_row) {
+void MultiplyCodesOf(const CodesProduct& product) {
   constexpr int kGroup = 4 * Isa::kLanes;
   const Codes decoder(product.format);
   for (int col = 0; col < product.num_cols; col += kGroup) {
     // Two copies of the loop, so that whole groups have no masks.
     if (product.num_cols - col >= kGroup) {
-      MultiplyCodesOfCols<Isa, Codes, kRows>(product, decoder, first_row, col, kGroup);
+      MultiplyCodesOfCols<Isa, Codes, kRows>(product, decoder, col, kGroup);
     } else {
-      MultiplyCodesOfCols<Isa, Codes, kRows>(product, decoder, first_row, col,
-                                             product.num_cols - col);
+      MultiplyCodesOfCols<Isa, Codes, kRows>(product, decoder, col, product.num_cols - col);
     }
   }
 }
 
-// As many rows at a time as there are registers for; the codes, in L1 by then, are decoded again.
 template <class Isa, class Codes>
 void MultiplyCodesBy(const CodesProduct& product) {
-  constexpr int kMaxRows = Isa::kShape.code_rows;
   [&]<int... i>(std::integer_sequence<int, i...>) {
-    static constexpr void (*kByRows[])(const CodesProduct&,
-                                       int) = {MultiplyCodesOf<Isa, Codes, i + 1>...};
-    for (int row = 0; row < product.num_rows; row += kMaxRows) {
-      kByRows[std::min(kMaxRows, product.num_rows - row) - 1](product, row);
-    }
-  }(std::make_integer_sequence<int, kMaxRows>{});
+    static constexpr void (*kByRows[])(const CodesProduct&) = {
+        MultiplyCodesOf<Isa, Codes, i + 1>...};
+    kByRows[product.num_rows - 1](product);
+  }(std::make_integer_sequence<int, Isa::kShape.few_rows>{});
 }
 
 template <class Isa>

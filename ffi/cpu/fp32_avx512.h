@@ -19,8 +19,7 @@ struct GemmAvx512Fp32 : Avx512 {
                                          .lhs_row_stride = 144,
                                          .rhs_panel_words = 32 * 128,
                                          .follows_memory = true,
-                                         .few_rows = 4,
-                                         .code_rows = 4};
+                                         .few_rows = 4};
 
   [[gnu::always_inline]] static Vec AddProducts(Vec sum, Words lhs, Words rhs) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(lhs), _mm512_castsi512_ps(rhs), sum);

@@ -29,7 +29,7 @@ constexpr PackedShape AmxShape() {
   PackedShape shape = kBf16Shape;
   shape.tile_rows = 2 * kTileRows;
   shape.step_words = kStepWords;
-  shape.few_rows = shape.code_rows = 0;
+  shape.few_rows = 0;
   return shape;
 }
 

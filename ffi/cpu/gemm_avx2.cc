@@ -20,8 +20,7 @@ struct GemmAvx2 : Avx2 {
                                          .lhs_row_stride = 272,
                                          .rhs_panel_words = 16 * 256,
                                          .follows_memory = true,
-                                         .few_rows = 2,
-                                         .code_rows = 2};
+                                         .few_rows = 2};
 
   [[gnu::always_inline]] static Vec AddProducts(Vec sum, Words lhs, Words rhs) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(lhs), _mm256_castsi256_ps(rhs), sum);

@@ -62,7 +62,7 @@ class Task {
       isa_.pack_lhs(SourceOf(desc_.lhs, buffers_.lhs, {0, desc_.m}, k_blocking_, blocks[i]),
                     PackedLhs(i));
     }
-    const int64_t step = is_in_panels_ ? kPanelCols : cols_.size();
+    const int64_t step = desc_.rhs.in_panels ? kPanelCols : cols_.size();
     for (int64_t col = cols_.begin; col < cols_.end; col += step) {
       const Range cols{col, std::min(col + step, cols_.end)};
       for (size_t i = 0; i < blocks.size(); ++i) MultiplyBlock(i, cols);
@@ -82,7 +82,8 @@ class Task {
 
   void MultiplyBlock(size_t block_idx, Range cols) const {
     const KBlocking::Block& block = k_blocking_.blocks()[block_idx];
-    const int step = (is_in_panels_ ? shape_.block_words : kStreamedWords) * shape_.k_per_word;
+    const int step =
+        (desc_.rhs.in_panels ? shape_.block_words : kStreamedWords) * shape_.k_per_word;
     for (int i = 0; i < block.num_segments; ++i) {
       const Segment& segment = k_blocking_.segments(block)[i];
       for (int k = segment.k_begin; k < segment.k_end; k += step) {
@@ -107,7 +108,7 @@ class Task {
                          .starts_piece = segment.starts_piece && k_begin == segment.k_begin,
                          .sums = nullptr,
                          .tile_stride = TileStride(),
-                         .prefetch_distance = is_in_panels_
+                         .prefetch_distance = desc_.rhs.in_panels
                                                   ? kPanelPrefetchBytes
                                                   : buffers_.rhs.leading_stride * kStreamedWords *
                                                         shape_.k_per_word};
@@ -162,7 +163,6 @@ class Task {
   const KBlocking& k_blocking_;
   const GemmBuffers& buffers_;
   const Range cols_;
-  const bool is_in_panels_ = IsInPanels(buffers_.rhs);
   const bool scales_vary_along_k_ = desc_.lhs.tile_k < desc_.k || desc_.rhs.tile_k < desc_.k;
   Workspace workspace_;
 };

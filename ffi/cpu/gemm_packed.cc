@@ -115,9 +115,9 @@ struct Workspace {
   }
 };
 
-bool IsStreamed(const PackedGemmIsa& isa, const GemmDesc& desc, const GemmBuffers& buffers) {
+bool IsStreamed(const PackedGemmIsa& isa, const GemmDesc& desc) {
   return isa.shape.follows_memory && desc.m <= kMaxStreamedRows && !desc.rhs.k_contiguous &&
-         !IsInPanels(buffers.rhs);
+         !desc.rhs.in_panels;
 }
 
 // One part of one product, computed by one thread.
@@ -165,7 +165,7 @@ class Task {
   int64_t NumSlots() const {
     const int64_t num_blocks = k_blocking_.blocks().size();
     if (!shape_.follows_memory) return 1;
-    if (!desc_.rhs.k_contiguous && !IsInPanels(buffers_.rhs)) return 1;
+    if (!desc_.rhs.k_contiguous && !desc_.rhs.in_panels) return 1;
     const int64_t block_bytes = rows_.size() * shape_.lhs_row_stride * 4;
     return std::clamp<int64_t>(kMaxPackedLhsBytes / block_bytes, 1, num_blocks);
   }
@@ -202,7 +202,7 @@ class Task {
   // Of a rhs that is not k-contiguous, see PackSource.
   int64_t PrefetchDistance() const {
     constexpr int64_t kRowsAhead = 16;
-    if (IsInPanels(buffers_.rhs)) return kPanelPrefetchBytes;
+    if (desc_.rhs.in_panels) return kPanelPrefetchBytes;
     return is_streamed_ ? kMaxPackedCols : kRowsAhead * buffers_.rhs.leading_stride;
   }
 
@@ -281,7 +281,7 @@ class Task {
   const Range rows_, cols_;
   const int64_t num_row_tiles_;
   const int64_t num_slots_ = NumSlots();  // blocks of a packed lhs that are there at once
-  const bool is_streamed_ = IsStreamed(isa_, desc_, buffers_);
+  const bool is_streamed_ = IsStreamed(isa_, desc_);
   const bool scales_inside_ = desc_.machine != nullptr && desc_.machine->scales_inside;
   const bool scales_vary_along_k_ = desc_.lhs.tile_k < desc_.k || desc_.rhs.tile_k < desc_.k;
   const int64_t element_bytes_ = desc_.out == OutType::kF32 ? 4 : 2;
@@ -295,7 +295,7 @@ bool RunPackedGemm(const PackedGemmIsa& isa, const GemmDesc& desc,
   if (TakesFewRows(isa, desc)) return RunFewRows(isa, desc, batch, parallel_for);
   const int tile_rows = isa.shape.tile_rows;
   PackedShape shape = isa.shape;
-  if (IsStreamed(isa, desc, batch[0])) shape.block_words = kStreamedK / shape.k_per_word;
+  if (IsStreamed(isa, desc)) shape.block_words = kStreamedK / shape.k_per_word;
   const KBlocking k_blocking(shape, desc);
   const TaskGrid grid(desc, static_cast<int64_t>(batch.size()), parallel_for.num_threads,
                       tile_rows);

@@ -34,7 +34,6 @@ struct PackedShape {
   bool follows_memory = false;
   int step_words = 1;  // words that are added up at once, from the start of a piece on
   int few_rows = 0;    // rows up to which multiply_codes takes an lhs; 0: there is none
-  int code_rows = 0;   // of these, how many at a time
   // Floats that a chain takes in TileProduct::partial while it grows; 0 if it grows in registers.
   int chain_floats = 0;
 };

@@ -25,8 +25,6 @@ inline Range Part(int64_t size, int64_t num_parts, int64_t unit, int64_t part) {
           std::min(size, num_units * (part + 1) / num_parts * unit)};
 }
 
-inline bool IsInPanels(const OperandBuffer& buffer) { return buffer.panel_stride != kPanelCols; }
-
 // How far ahead the codes of a panel are fetched: a page, where hardware stops.
 inline constexpr int64_t kPanelPrefetchBytes = 4096;
 

@@ -22,8 +22,7 @@ constexpr PackedShape kBf16Shape = {.tile_rows = 12,
                                     .lhs_row_stride = 144,
                                     .rhs_panel_words = 32 * 128,
                                     .follows_memory = true,
-                                    .few_rows = 4,
-                                    .code_rows = 4};
+                                    .few_rows = 4};
 constexpr int kTileCols = kBf16Shape.tile_cols;
 constexpr int kPanelWords = kBf16Shape.rhs_panel_words;
 constexpr int kLhsRowStride = kBf16Shape.lhs_row_stride;
