@@ -103,7 +103,7 @@ def round_robin(
       contenders: by name, in the order in which they run.
       repeats: samples of each, at least 1.
       budget_seconds: no new round begins after so long, once there were `MIN_ROUNDS` (or
-        `repeats`, if those are fewer). A contender whose samples take an eighth of the budget sits
+        `repeats`, if those are fewer). A contender whose samples take a quarter of the budget sits
         out from then on, so that the others get theirs.
       pause_seconds: before each call.
       clock: seconds that have passed.
@@ -120,7 +120,7 @@ def round_robin(
             break
         for name, timed in contenders.items():
             own = samples[name]
-            if sum(own) * timed.calls > budget_seconds / 8:
+            if sum(own) * timed.calls > budget_seconds / 4:
                 continue
             sleep(pause_seconds)
             own.append(timed.sample(clock))
