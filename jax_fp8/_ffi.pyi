@@ -56,4 +56,7 @@ class ReadBuffer:
         """Size, rounded up to 2 MB."""
 
     def read(self, name: str, first_byte: int, num_bytes: int) -> float:
-        """Reads these bytes, multiples of 512, once with the loads of a peak; returns seconds."""
+        """Reads these bytes, multiples of 512, once with the loads of a peak; returns its seconds.
+
+        A byte of each page is read before, untimed: systems reclaim memory that nobody uses.
+        """
