@@ -80,6 +80,7 @@ constexpr GemmKernel kGemmKernels[] = {
     {"avx2", WhyNotAvx2, RunPacked<PackedGemmAvx2>},
     {"scalar", WhyNotFp32Model, RunGemmScalar},
 };
+constexpr size_t kRowsOfOtherOrder = 1;  // the first ones
 constexpr size_t kPairsRow = 1, kFmaRow = 2;
 
 // The most FLOP a second in a few microseconds of an instruction.
@@ -107,13 +108,13 @@ bool FmasAreFaster() {
 
 }  // namespace
 
-std::span<const GemmKernel> GemmKernels() {
+std::span<const GemmKernel> GemmKernels(bool any_order) {
   static const auto rows = [] {
     auto ordered = std::to_array(kGemmKernels);
     if (FmasAreFaster()) std::swap(ordered[kPairsRow], ordered[kFmaRow]);
     return ordered;
   }();
-  return rows;
+  return std::span(rows).subspan(any_order ? 0 : kRowsOfOtherOrder);
 }
 
 }  // namespace jax_fp8

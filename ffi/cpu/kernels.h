@@ -18,7 +18,8 @@ using RunGemm = bool (*)(const GemmDesc& desc, std::span<const GemmBuffers> batc
                          const ParallelFor& parallel_for);
 using GemmKernel = Kernel<GemmDesc, RunGemm>;
 
-std::span<const GemmKernel> GemmKernels();
+// `any_order`: with the rows that add up in an order of their own, which refuse other requests.
+std::span<const GemmKernel> GemmKernels(bool any_order = true);
 
 // GemmDesc::any_order of a call that asks for it, or for the row `forced`. For few rows of lhs
 // memory is the limit, and the rows that add up in order are the ones that are made for it.

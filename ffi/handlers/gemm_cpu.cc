@@ -230,7 +230,7 @@ ffi::Error Gemm(ffi::ThreadPool pool, ffi::AnyBuffer lhs_values, ffi::AnyBuffer 
   }
 
   std::string reasons;
-  const auto rows = desc.is_emulated() ? EmulateKernels() : GemmKernels();
+  const auto rows = desc.is_emulated() ? EmulateKernels() : GemmKernels(desc.any_order);
   const GemmKernel* row = Pick(rows, desc, kernel, &reasons);
   if (row == nullptr) return Invalid(reasons);
   if (desc.machine != nullptr && desc.machine->scales_inside) {
