@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
+#include "common/ceil_div.h"
+
 namespace jax_fp8 {
-namespace {
-
-int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
-
-}  // namespace
 
 KBlocking::Lists& KBlocking::Lists::OfThisThread() {
   thread_local Lists lists;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ceil_div.h"
 #include "common/gemm_desc.h"
 
 namespace jax_fp8 {
@@ -46,8 +47,6 @@ class KPieces {
   }
 
  private:
-  static int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
-
   int64_t k_, lhs_tile_, rhs_tile_, interval_, part_;
 };
 

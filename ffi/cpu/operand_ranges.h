@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ceil_div.h"
 #include "common/gemm_desc.h"
 #include "cpu/gemm_packed.h"
 #include "cpu/k_blocking.h"
 
 namespace jax_fp8 {
-
-inline int64_t CeilDiv(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
 struct Range {
   int64_t begin, end;

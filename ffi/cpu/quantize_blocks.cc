@@ -11,6 +11,8 @@
 #include <bit>
 #include <numeric>
 
+#include "common/ceil_div.h"
+
 namespace jax_fp8 {
 namespace {
 
@@ -33,8 +35,6 @@ constexpr int64_t kLineEntries = 64;
 constexpr int64_t kPieceCols = 2048;
 // Row operations are slow on segments up to this size, other than 1.
 constexpr int64_t kNarrowTile = 63;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t Bytes(InType type) { return type == InType::kF32 ? 4 : 2; }
 

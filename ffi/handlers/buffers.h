@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/ceil_div.h"
 #include "common/fp8.h"
 #include "common/gemm_desc.h"
 #include "xla/ffi/api/ffi.h"
@@ -11,8 +12,6 @@
 namespace jax_fp8 {
 
 using Dims = xla::ffi::AnyBuffer::Dimensions;
-
-inline int64_t CeilDiv(int64_t size, int64_t tile) { return size / tile + (size % tile != 0); }
 
 // "(2, 64, 128)"
 inline std::string ToString(Dims dims) {
