@@ -12,8 +12,7 @@ import pytest
 
 import jax_fp8 as fp8
 from jax_fp8 import __main__ as cli
-from jax_fp8 import _ffi, lowering
-from jax_fp8.bench import command, contenders, operands, peaks, peers, targets, timing
+from jax_fp8.bench import command, contenders, operands, peaks, peers, targets
 from jax_fp8.bench.cases import (
     READ,
     Case,
@@ -52,73 +51,6 @@ def _quick_peaks(monkeypatch):
 def run(capsys, *argv, status=0):
     assert cli.main(["bench", *argv]) == status
     return capsys.readouterr().out
-
-
-# Times.
-
-
-def test_statistics_of_samples():
-    times = Times((5.0, 1.0, 2.0, 4.0, 3.0))
-    assert (times.median, times.best, times.quartiles) == (3.0, 1.0, (2.0, 4.0))
-    assert Times((7.0,)).quartiles == (7.0, 7.0)
-    assert times.quartiles == tuple(np.percentile(times.seconds, [25, 75]))
-
-
-class Clock:
-    """A clock that only calls and sleeps move."""
-
-    def __init__(self):
-        self.now, self.log = 0.0, []
-
-    def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-        self.log.append("sleep")
-
-    def takes(self, name, seconds):
-        def call():
-            self.now += seconds
-            self.log.append(name)
-
-        return Timed(call)
-
-
-def rounds(clock, contenders, **options):
-    options = {"repeats": 3, "budget_seconds": 100.0, "pause_seconds": 0.25} | options
-    return timing.round_robin(contenders, clock=clock, sleep=clock.sleep, **options)
-
-
-def test_contenders_take_turns_with_a_pause_before_each_that_does_not_count():
-    clock = Clock()
-    found = rounds(clock, {"a": clock.takes("a", 1.0), "b": clock.takes("b", 2.0)})
-    assert clock.log == ["sleep", "a", "sleep", "b"] * 3
-    assert found == {"a": Times((1.0,) * 3), "b": Times((2.0,) * 3)}
-
-
-def test_the_budget_ends_rounds_but_not_the_first_three():
-    clock = Clock()
-    found = rounds(clock, {"a": clock.takes("a", 1.0)}, repeats=50, budget_seconds=10.0)
-    assert len(found["a"].seconds) == 3  # it alone takes a quarter of the budget, then sits out
-    found = rounds(clock, {"a": clock.takes("a", 0.001)}, repeats=50, budget_seconds=0.01)
-    assert len(found["a"].seconds) == timing.MIN_ROUNDS
-
-
-def test_a_slow_contender_sits_out_and_the_others_go_on():
-    clock = Clock()
-    both = {"slow": clock.takes("slow", 6.0), "fast": clock.takes("fast", 0.1)}
-    found = rounds(clock, both, repeats=8, budget_seconds=10.0)
-    assert len(found["slow"].seconds) == 1
-    assert len(found["fast"].seconds) == 8
-
-
-def test_a_sample_of_many_calls_is_the_time_of_one():
-    clock = Clock()
-    timed = dataclasses.replace(clock.takes("a", 0.5), calls=10)
-    assert timed.sample(clock) == pytest.approx(0.5)
-    assert clock.log == ["a"] * 10
-    assert Timed(lambda: 3.0, calls=4, own_clock=True).sample(clock) == 3.0
 
 
 # Figures from times.
@@ -233,60 +165,6 @@ def test_float64_of_scaled_operands_is_what_they_stand_for(recipe):
     weights = operands.Weights(160, 130, seed=1)
     nk, kn = (weights.scaled(recipe, layout)[0] for layout in ("(N,K)", "(K,N)"))
     assert np.array_equal(fp8.dequantize(nk).T, fp8.dequantize(kn))
-
-
-# Peaks.
-
-
-def test_every_peak_is_measured_or_says_why_not():
-    names = []
-    for name, unit, instruction, why_not in _ffi.peaks():
-        assert instruction
-        names.append(name)
-        if why_not:
-            with pytest.raises(ValueError, match=name):
-                _ffi.measure_multiply(name, 0.0)
-        elif unit == "FLOP":
-            flops, seconds = _ffi.measure_multiply(name, 1e-4)
-            assert flops / seconds > 1e6
-        else:
-            assert _ffi.ReadBuffer(4096, True).read(name, 0, 4096) >= 0
-    assert {"scalar", "read_scalar"} <= set(names)
-    assert set(peaks.PEAK_OF_ROW.values()) <= set(names)
-
-
-def test_every_gemm_row_has_the_peak_of_its_instruction():
-    for row in lowering.kernel_table():
-        if row.operation == "gemm":
-            assert row.name in peaks.PEAK_OF_ROW
-
-
-@pytest.mark.parametrize(("first", "count"), [(1, 512), (0, 100), (0, 4 << 20), (-512, 512)])
-def test_reads_outside_of_the_buffer_are_refused(first, count):
-    buffer = _ffi.ReadBuffer(1 << 20, False)
-    assert buffer.size_bytes == 2 << 20
-    with pytest.raises(ValueError, match="no multiples of 512"):
-        buffer.read("read_scalar", first, count)
-
-
-def test_what_is_no_peak_is_refused():
-    with pytest.raises(ValueError, match="no peak 'vpmull' that counts FLOPs"):
-        _ffi.measure_multiply("vpmull", 0.0)
-    with pytest.raises(ValueError, match="no peak 'scalar' that counts bytes"):
-        _ffi.ReadBuffer(512, False).read("scalar", 0, 512)
-    with pytest.raises(ValueError, match="at least one byte"):
-        _ffi.ReadBuffer(0, False)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_measure_together(threads):
-    (scalar,) = peaks.multiply_peaks(threads, seconds=1e-3, repeats=2, names=["scalar"])
-    assert len(scalar.rates) == 2
-    assert scalar.rate == max(scalar.rates) > 0
-    readers = peaks.Readers(64 << 10, 1 << 20, threads)
-    assert (readers.piece_bytes, readers.num_pieces) == (64 << 10, 16)
-    assert readers.bandwidth(repeats=3).rate > 0
-    readers.close()
 
 
 # Presets.
