@@ -52,6 +52,20 @@ def scale_shape(shape: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...
     return tuple(-(-dim // size) for dim, size in zip(shape, tile, strict=True))
 
 
+def check_scale_dtype(dtype: npt.DTypeLike, call: str, side: str) -> None:
+    """Raises unless scales may have this dtype."""
+    if np.dtype(dtype) not in (np.dtype(np.float32), formats.E8M0):
+        raise TypeError(
+            f"{call}: {side} scale has dtype {np.dtype(dtype).name}; scales are "
+            "float32 (or float8_e8m0fnu): convert with scale.astype(jnp.float32)"
+        )
+
+
+def is_tile_size(size: object) -> bool:
+    """Whether a tile may have this size along a dim."""
+    return not isinstance(size, bool) and isinstance(size, int | np.integer) and int(size) >= 1
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays have no single truth value
 class ScaledArray:
@@ -113,9 +127,7 @@ class ScaledArray:
           side: which operand this is, for messages.
         """
         formats.lookup(self.dtype, call=f"{call}: {side}")
-        if not isinstance(self.tile, tuple) or any(
-            isinstance(t, bool) or not isinstance(t, int | np.integer) or t < 1 for t in self.tile
-        ):
+        if not isinstance(self.tile, tuple) or not all(map(is_tile_size, self.tile)):
             raise ValueError(
                 f"{call}: {side} has the tile {self.tile!r}; it must be a tuple of sizes >= 1, one "
                 "per trailing dim"
@@ -133,11 +145,7 @@ class ScaledArray:
                 f"{call}: {side} scale has shape {tuple(self.scale.shape)}; values of shape "
                 f"{self.shape} with tile {tile} need {expected}"
             )
-        if np.dtype(self.scale.dtype) not in (np.dtype(np.float32), formats.E8M0):
-            raise TypeError(
-                f"{call}: {side} scale has dtype {np.dtype(self.scale.dtype).name}; scales are "
-                "float32 (or float8_e8m0fnu): convert with scale.astype(jnp.float32)"
-            )
+        check_scale_dtype(self.scale.dtype, call, side)
 
     def dequantize(self, dtype: npt.DTypeLike = np.float32) -> jax.Array:
         """Real numbers of these codes, see `jax_fp8.dequantize`."""

@@ -52,22 +52,8 @@ def emulation_refusals(machine: str) -> dict[str, str]:
     """Why each row of the table "emulate" refuses to emulate `machine`, "" where it doesn't."""
     tile = (1, 32)
     request = (
-        1,
-        1,
-        32,
-        "e4m3fn",
-        "e4m3fn",
-        "f32",
-        "mk",
-        "nk",
-        tile,
-        tile,
-        machine,
-        0,
-        2,
-        "",
-        False,
-    )
+        1, 1, 32, "e4m3fn", "e4m3fn", "f32", "mk", "nk", tile, tile, machine, 0, 2, "", False,
+    )  # fmt: skip
     return dict(_ffi.explain_gemm(*request))
 
 

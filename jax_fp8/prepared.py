@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jax_fp8 import formats
-from jax_fp8.array import ScaledArray, scale_shape
+from jax_fp8.array import ScaledArray, check_scale_dtype, is_tile_size, scale_shape
 from jax_fp8.gemm import Matrix, check_panels
 from jax_fp8.panels import from_panels, matrix_shape
 from jax_fp8.scaling import scale_to_float32
@@ -99,14 +99,8 @@ class PreparedArray:
         if isinstance(self.n, bool) or not isinstance(self.n, int | np.integer) or self.n < 0:
             raise ValueError(f"{call}: {side} has n={self.n!r}; it must be an integer >= 0")
         check_panels(tuple(self.values.shape), self.n, f"{call}: {side}")
-        if (
-            not isinstance(self.tile, tuple)
-            or len(self.tile) != 2
-            or any(
-                isinstance(t, bool) or not isinstance(t, int | np.integer) or t < 1
-                for t in self.tile
-            )
-        ):
+        is_pair = isinstance(self.tile, tuple) and len(self.tile) == 2
+        if not is_pair or not all(map(is_tile_size, self.tile)):
             raise ValueError(
                 f"{call}: {side} has the tile {self.tile!r}; it must be two sizes >= 1, along k "
                 "and n"
@@ -117,11 +111,7 @@ class PreparedArray:
                 f"{call}: {side} scale has shape {tuple(self.scale.shape)}; weights of shape "
                 f"{self.shape} with tile {self.tile} need {expected}"
             )
-        if np.dtype(self.scale.dtype) not in (np.dtype(np.float32), formats.E8M0):
-            raise TypeError(
-                f"{call}: {side} scale has dtype {np.dtype(self.scale.dtype).name}; scales are "
-                "float32 (or float8_e8m0fnu): convert with scale.astype(jnp.float32)"
-            )
+        check_scale_dtype(self.scale.dtype, call, side)
 
     def unprepare(self) -> ScaledArray:
         """The same codes and scales as a ScaledArray of shape (*batch, k, n).

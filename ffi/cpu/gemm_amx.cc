@@ -10,7 +10,6 @@
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512VBMI__) && \
     defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 
-#include <algorithm>
 #include <cstring>
 
 #include "cpu/isa_avx512.h"

@@ -76,7 +76,7 @@ std::span<const Peak> Peaks() { return kPeaks; }
 
 void PeakBuffer::Free::operator()(std::byte* data) const { std::free(data); }
 
-PeakBuffer::PeakBuffer(size_t size_bytes, bool huge_pages) {
+PeakBuffer::PeakBuffer(size_t size_bytes, [[maybe_unused]] bool huge_pages) {
   constexpr size_t kHugePageBytes = size_t{2} << 20;
   const size_t rounded_bytes = (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePageBytes, rounded_bytes)));

@@ -18,12 +18,12 @@ from jax_fp8.bench import peers
 from jax_fp8.bench.cases import Contender, Options
 from jax_fp8.bench.operands import LAYOUTS, PREPARED, Inputs, Rotation, Sample, Weights
 from jax_fp8.bench.peaks import PEAK_OF_ROW
-from jax_fp8.bench.timing import Timed, cube_rate
+from jax_fp8.bench.timing import Timed, compiled, cube_rate
 from jax_fp8.prepared import PreparedArray
 from jax_fp8.recipes import BY_NAME
 from jax_fp8.scaled import scaled_dot_general
 
-__all__ = ["TOLERANCES", "Gemm", "compiled", "forced", "gemm_contenders", "ours", "xla"]
+__all__ = ["TOLERANCES", "Gemm", "forced", "gemm_contenders", "ours", "xla"]
 
 #: Largest relative error of a result against float64 of the same operands, by the dtype of its
 #: sums or itself: a few times what long sums reach in it, far below what another product has.
@@ -75,12 +75,6 @@ class Gemm:
             memory={"operands": operands},
             **more,
         )
-
-
-def compiled(fn: Callable[..., Any], *operands: Any) -> Callable[..., Any]:
-    """`fn`, compiled for these operands; returns when its result is there."""
-    executable = jax.jit(fn).lower(*operands).compile()
-    return lambda *args: jax.block_until_ready(executable(*args))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import numpy as np
 from jax_fp8.array import ScaledArray
 from jax_fp8.bench.cases import Contender
 from jax_fp8.bench.operands import LAYOUTS, Inputs, Rotation, Weights
-from jax_fp8.bench.timing import cube_rate
+from jax_fp8.bench.timing import compiled, cube_rate
 
 if TYPE_CHECKING:
     from jax_fp8.bench.contenders import Gemm
@@ -226,12 +226,11 @@ def qwix_contenders(gemm: Gemm, cut: list[str]) -> list[Contender]:
         dims = (((1,), (0,)), ((), ()))
         return qwix.dot_general(lhs, rhs, dims, preferred_element_type=jnp.float32)
 
-    executable = jax.jit(product).lower(lhs, rhs).compile()
     return [
         gemm.contender(
             "qwix tiled (K,N)",
             "qwix tiled",
-            functools.partial(_wait_for, executable, lhs, rhs),
+            functools.partial(compiled(product, lhs, rhs), lhs, rhs),
             lhs=reference[0],
             rhs=reference[1],
             itemsize=1,
@@ -239,7 +238,3 @@ def qwix_contenders(gemm: Gemm, cut: list[str]) -> list[Contender]:
             kind="peer",
         )
     ]
-
-
-def _wait_for(executable: Any, lhs: Any, rhs: Any) -> Any:
-    return jax.block_until_ready(executable(lhs, rhs))

@@ -14,11 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import jax
+
 __all__ = [
     "MIN_ROUNDS",
     "PAUSE_SECONDS",
     "Timed",
     "Times",
+    "compiled",
     "cpus",
     "cube_rate",
     "median_seconds",
@@ -125,6 +128,12 @@ def round_robin(
             sleep(pause_seconds)
             own.append(timed.sample(clock))
     return {name: Times(tuple(own)) for name, own in samples.items()}
+
+
+def compiled(fn: Callable[..., Any], *operands: Any) -> Callable[..., Any]:
+    """`fn`, compiled for these operands; returns when its result is there."""
+    executable = jax.jit(fn).lower(*operands).compile()
+    return lambda *args: jax.block_until_ready(executable(*args))
 
 
 def median_seconds(call: Callable[[], Any], repeats: int) -> float:

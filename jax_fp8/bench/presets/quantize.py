@@ -13,10 +13,10 @@ import numpy as np
 from jax_fp8 import config, lowering
 from jax_fp8.array import ScaledArray
 from jax_fp8.bench.cases import READ, Case, Contender, Options, Preset, Shape
-from jax_fp8.bench.contenders import compiled, forced
+from jax_fp8.bench.contenders import forced
 from jax_fp8.bench.operands import Inputs, float64_of, relative_error
 from jax_fp8.bench.peaks import Readers
-from jax_fp8.bench.timing import Timed
+from jax_fp8.bench.timing import Timed, compiled
 from jax_fp8.formats import E4M3FN, E8M0
 from jax_fp8.quantize import quantize
 from jax_fp8.quantize_primitive import quantize_two_axes

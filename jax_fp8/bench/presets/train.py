@@ -12,10 +12,10 @@ import numpy as np
 
 from jax_fp8 import dispatch
 from jax_fp8.bench.cases import Case, Contender, Options, Preset, Shape
-from jax_fp8.bench.contenders import compiled, forced
+from jax_fp8.bench.contenders import forced
 from jax_fp8.bench.operands import DTYPES, relative_error
 from jax_fp8.bench.peaks import PEAK_OF_ROW
-from jax_fp8.bench.timing import Timed
+from jax_fp8.bench.timing import Timed, compiled
 from jax_fp8.dot import matmul
 from jax_fp8.recipes import BY_NAME
 
